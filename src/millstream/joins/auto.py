@@ -1,0 +1,239 @@
+"""`auto`: everything the papers teach, arranged for batches, an SSD and vector code.
+
+    stream rows --> cache (H_R) --hit--> result
+                      | miss
+                      v
+                    filter --absent--> result (left, anti)
+                      |
+                      v
+                    waiting rows, until their share of the memory is full
+                      |  distinct keys, sorted
+                      v
+                    segments in file order, neighbours in one read, the next wave read while this one is joined
+                      |  result
+                      v
+                    cache: rows worth keeping
+
+One pass over the waiting rows reads every segment at most once, however many rows wait for it: the amortisation of
+MESHJOIN with the index of HYBRIDJOIN. The cache is the tuple-level one of CACHEJOIN and MOIJ, and memory moves
+between it and the waiting rows by what it earns: with a flat stream the cache shrinks to a sample and the rows get
+the memory. A master that fits is cached whole, segment by segment as they are read.
+
+Legend: waiting = H_S without a hash table (sorted instead), wave = D_B, hits = f_count, window = one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from ..kernels import segments as kernel
+from ..master import Master
+from ..master.reader import IN_FLIGHT, DiskBuffer
+from .base import LEAST_SLICE, Operator
+from .cache import MasterCache, entry_bytes
+from .policy import CachePolicy
+from .waiting import PAGE_OVERHEAD
+
+SORT_BYTES = 72  # of sorting and locating for each waiting row
+LEAST_WAITING = 32 * 1024
+WAVE = 2 << 20
+
+
+class AutoJoin(Operator):
+    """Invariants: 1. a waiting row is in exactly one waiting page and its key at the same place in `_keys`.
+    2. waiting bytes + cache bytes + the rest of the ledger <= budget."""
+
+    name: ClassVar[str] = "auto"
+
+    @classmethod
+    def _least_own(cls, master: Master, brought: Sequence[str]) -> int:
+        return cls.least_disk_buffer(master) + LEAST_WAITING + LEAST_SLICE * SORT_BYTES + 16 * 1024
+
+    def _start(self) -> None:
+        master, budget = self.master, self.ledger.budget
+        least = self.least_disk_buffer(master)
+        wave = max(least, min(WAVE, budget // 32))
+        double = 2 * (wave + 4096) < self.ledger.free // 3
+        self.buffers = [DiskBuffer(self.reader, self.pages, wave) for _ in range(2 if double else 1)]
+        self.ledger.book("disk buffer", sum(buffer.nbytes for buffer in self.buffers))
+        assert self.plan is not None
+        verified = [self.pages.layout.schema.get_field_index(name) for name in master.key] if self.comparison else []
+        kept = sorted({*self.plan.brought, *verified})
+        share = self.ledger.free
+        statistics = master.statistics
+        whole = statistics.bytes + entry_bytes(0, 0) * statistics.distinct_keys * 1.1 + (4 << 20)
+        self.fits = whole <= 0.75 * share
+        per_key = entry_bytes(_kept_bytes(master, kept), max(1.0, statistics.rows_per_key))
+        most = 0.9 * share
+        keys = int(min(statistics.distinct_keys + 16, most / per_key)) if statistics.rows else 16
+        self.cache = MasterCache(self.pages, kept, self.ledger, capacity=max(16, keys))
+        self.policy = CachePolicy(self.cache, master, fits=self.fits)
+        self._share = self.ledger.free
+        self._keys: list[np.ndarray] = []
+        self._waiting_pages: list[tuple[int, int, int]] = []
+        self._waiting = 0
+        self._waiting_bytes = 0
+
+    # -- arrival -----------------------------------------------------------------------------------------------
+
+    def _arrive(self, refs: np.ndarray, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
+        first, rows = self.cache.probe(keys)
+        hit = rows >= 0
+        hits = int(hit.sum())
+        self.stats.cache_hits += hits
+        self.policy.note(len(keys), hits)
+        if hits == len(keys):
+            yield from self._resolve(refs, first, rows)
+            return
+        if hits:
+            yield from self._resolve(refs[hit], first[hit], rows[hit])
+        miss = ~hit
+        yield from self._without_absent(refs[miss], keys[miss])
+        refs, keys = self.kept
+        while len(refs):
+            taken = self._wait(refs, keys)
+            refs, keys = refs[taken:], keys[taken:]
+            if len(refs):
+                yield from self._pass()
+
+    def _wait(self, refs: np.ndarray, keys: np.ndarray) -> int:
+        """Copy as many rows as the waiting share has room for; how many."""
+        limit = self._waiting_limit()
+        rows = len(refs)
+        while rows:
+            plan = self.stream.measure(refs[:rows], range(len(self.stream.layout.columns)))
+            size = plan.nbytes + PAGE_OVERHEAD + rows * SORT_BYTES
+            room = min(limit - self._waiting_bytes, self.ledger.free)
+            if size <= room or (not self._waiting and self._make_room(size)):
+                break
+            if rows == 1 and not self._waiting:
+                self.ledger.book("stream table", size)  # says how much would be needed
+            fitting = int(rows * max(0, room - PAGE_OVERHEAD) / size)
+            if self._waiting and fitting < min(rows, 256):
+                return 0
+            rows = min(rows - 1, max(1, fitting))
+        batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.stream.layout.schema)
+        page = self.stream.add(batch)
+        self._waiting_pages.append((page, rows, size))
+        self._keys.append(keys[:rows])
+        self._waiting += rows
+        self._waiting_bytes += size
+        self.ledger.add("stream table", size)
+        return rows
+
+    def _waiting_limit(self) -> int:
+        return int(self._share * self.policy.waiting_share)
+
+    def _make_room(self, size: int) -> bool:
+        """Shrink the cache until that many bytes are free; False if even an empty one does not do."""
+        while self.ledger.free < size and self.cache.order:
+            self.cache.clean(max(1, self.cache.bytes // 8), 1 << 30)
+        return self.ledger.free >= size
+
+    # -- resolution --------------------------------------------------------------------------------------------
+
+    def _drain(self) -> Iterator[pa.RecordBatch]:
+        if self._waiting:
+            yield from self._pass()
+
+    def _pass(self) -> Iterator[pa.RecordBatch]:
+        """Resolve all waiting rows."""
+        self.stats.iterations += 1
+        codes = np.concatenate(self._keys)
+        refs = np.concatenate([np.arange(rows, dtype=np.int64) + (page << 32) for page, rows, _ in self._waiting_pages])
+        pages, self._waiting_pages, self._keys, self._waiting = self._waiting_pages, [], [], 0
+        order = np.argsort(codes)
+        refs, codes = refs[order], codes[order]
+        del order
+        starts = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
+        keys = codes[starts]
+        counts = np.diff(np.append(starts, len(codes)))
+        segments = self.locator.segments(keys)
+        if self.master.layout == "frequency":
+            by_segment = np.argsort(segments, kind="stable")
+            keys, counts, starts, segments = keys[by_segment], counts[by_segment], starts[by_segment], segments[by_segment]
+        lost = int(np.searchsorted(segments, 0))
+        if lost:
+            self._absent += int(counts[:lost].sum())
+            yield from self._unmatched(refs[_members(starts[:lost], counts[:lost])])
+        for low, high, numbers, rows in self._waves(segments, lost):
+            which = np.searchsorted(self._wave, segments[low:high])
+            first, found = self.locator.rows(self.pages, keys[low:high], which, numbers, rows)
+            waiting = counts[low:high]
+            left = refs[_members(starts[low:high], waiting)]
+            if int(found.min()) == 0:
+                self._absent += int(waiting[found == 0].sum())
+            yield from self._resolve(left, np.repeat(first, waiting), np.repeat(found, waiting))
+            self._keep(keys[low:high], first, found, waiting, numbers, rows)
+        for page, _, size in pages:
+            self.stream.release(page)
+            self._waiting_bytes -= size
+            self.ledger.add("stream table", -size)
+        self.policy.end_window()
+        self.stats.cached_rows = self.cache.cached_rows
+        self.stats.evicted_rows = self.cache.evicted
+
+    def _waves(self, segments: np.ndarray, start: int) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
+        """Read the segments of sorted keys wave by wave: range of keys, and page and rows of each segment in `_wave`."""
+        wanted = np.unique(segments[start:])
+        if not len(wanted):
+            return
+        ahead: list[tuple[DiskBuffer, np.ndarray]] = []
+        at = 0
+        turn = 0
+        while at < len(wanted) or ahead:
+            while at < len(wanted) and len(ahead) < len(self.buffers):
+                buffer = self.buffers[turn % len(self.buffers)]
+                turn += 1
+                part = wanted[at : at + buffer.fit(wanted[at : at + 65_536])]
+                buffer.start(part, in_flight=IN_FLIGHT if len(self.buffers) > 1 else 0)
+                ahead.append((buffer, part))
+                at += len(part)
+            buffer, self._wave = ahead.pop(0)
+            reads, size = buffer.reads, buffer.bytes_read
+            numbers, rows = buffer.finish()
+            self.stats.disk_reads += buffer.reads - reads
+            self.stats.bytes_read += buffer.bytes_read - size
+            self.stats.segments_read += len(self._wave)
+            low, high = np.searchsorted(segments, (self._wave[0], self._wave[-1] + 1))
+            yield int(low), int(high), numbers, rows
+
+    def _keep(self, keys, first, found, waiting, numbers, rows) -> None:
+        """Offer what was just read to the cache."""
+        if self.fits:
+            self._keep_segments(numbers, rows)
+            absent = found == 0
+            keys, first, found, waiting = keys[absent], first[absent], found[absent], waiting[absent]
+        self.policy.offer(keys, first, found, waiting, self._cache_limit())
+
+    def _cache_limit(self) -> int:
+        """Bytes that the cache's pages may take now."""
+        return self._share - max(self._waiting_bytes, self._waiting_limit())
+
+    def _keep_segments(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+        """Cache all rows of segments, for a master that fits."""
+        node = self.key_node
+        total = int(rows.sum())
+        keys, first, counts = (np.empty(total, dtype=np.int64) for _ in range(3))
+        groups = kernel.group_pages(self.pages.addresses, node.first + 1, node.width, numbers, rows, keys, first, counts)
+        keys, first, counts = keys[:groups], first[:groups], counts[:groups]
+        _, known = self.cache.probe(keys)
+        new = known < 0
+        self.cache.admit(keys[new], first[new], counts[new], np.ones(int(new.sum()), dtype=np.int32), self._cache_limit())
+
+
+def _members(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Positions of all members of groups that begin at `starts`."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+
+
+def _kept_bytes(master: Master, kept: list[int]) -> float:
+    """About how many bytes of a row the cache keeps."""
+    share = len(kept) / max(1, len(master.stored_schema))
+    return max(8.0, master.statistics.average_row_bytes * share)

@@ -1,0 +1,178 @@
+"""The master cache H_R: rows of R kept in memory one by one, found by key, in pages that are cleaned oldest first.
+
+    newest page  [row row row row]        admit: a new page with the rows that come in
+                 [row  .  row row]
+    oldest page  [ .  row  .  row]        clean: the page's rows that are still asked for move to a new page, the rest go
+
+Rows of different length never fragment memory this way, and the bytes of the cache are the bytes of its pages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ..kernels import gather
+from ..kernels.cache_table import ENTRY_BYTES, CacheTable
+from ..kernels.pages import PageTable
+from .ledger import Ledger
+
+PAGE_OVERHEAD = 4096
+SLOT_BYTES = 12  # hash slots for each entry, at worst
+
+
+@dataclass
+class _Page:
+    number: int
+    size: int
+    entries: np.ndarray
+
+
+class MasterCache:
+    """Cached keys with all their rows, at most `limit` bytes together with the table.
+
+    Invariants: 1. all rows of a cached key lie one after the other in one page; 2. an entry belongs to the page its
+    reference names; 3. the ledger has the bytes of the table and of all pages.
+    """
+
+    def __init__(
+        self, pages: PageTable, columns: Sequence[int], ledger: Ledger, *, capacity: int, component: str = "master cache"
+    ) -> None:
+        self.pages = pages
+        self.columns = list(columns)
+        self.schema = pa.schema([pages.layout.schema.field(i) for i in self.columns])
+        self.ledger = ledger
+        self.component = component
+        self.table = CacheTable(max(16, capacity))
+        self.order: deque[_Page] = deque()
+        self.bytes = 0
+        self.evicted = 0
+        ledger.book(component, CacheTable.bytes_for(self.table.capacity))
+
+    def probe(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First row and number of rows of each key; -1 rows for keys that are not cached."""
+        refs = np.empty(len(keys), dtype=np.int64)
+        rows = np.empty(len(keys), dtype=np.int32)
+        self.table.probe(keys, refs, rows)
+        return refs, rows
+
+    def admit(self, keys: np.ndarray, first: np.ndarray, rows: np.ndarray, hits: np.ndarray, limit: int) -> int:
+        """Copy in the rows of keys that are not cached, as many of the first keys as fit into `limit` bytes of pages.
+
+        `hits` is what is known of each key's frequency. A key with 0 rows is remembered as absent.
+        """
+        take = min(len(keys), self.table.room)
+        while take:
+            counts = rows[:take].astype(np.int64)
+            refs = _expanded(first[:take], counts)
+            plan = self.pages.measure(refs, self.columns)
+            size = plan.nbytes + PAGE_OVERHEAD
+            if self.bytes + size <= limit and size <= self.ledger.free:
+                break
+            take //= 2
+        if not take:
+            return 0
+        page = self._store(plan, size)
+        starts = np.cumsum(counts) - counts
+        page.entries = self.table.insert(
+            keys[:take], starts + (page.number << 32), rows[:take].astype(np.int32), hits[:take].astype(np.int32)
+        )
+        return take
+
+    def _store(self, plan, size: int) -> _Page:
+        batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.schema) if self.columns else None
+        number = self.pages.add_columns(batch, self.columns)
+        page = _Page(number, size, np.empty(0, dtype=np.int32))
+        self.order.append(page)
+        self.bytes += size
+        self.ledger.add(self.component, size)
+        return page
+
+    def _discard(self, page: _Page) -> None:
+        self.bytes -= page.size
+        self.ledger.add(self.component, -page.size)
+        self.pages.release(page.number)
+
+    def clean(self, size: int, threshold: int) -> None:
+        """Take the oldest pages, up to `size` bytes of them, and keep of their rows those with more hits than `threshold`.
+
+        The survivors go to one new page; the ledger must have room for it for a moment.
+        """
+        pages: list[_Page] = []
+        survivors: list[np.ndarray] = []
+        taken = 0
+        while self.order and taken < size:
+            page = self.order.popleft()
+            pages.append(page)
+            taken += page.size
+            live = self.live(page)
+            keep = self.table.hits[live] > threshold
+            self._evict(live[~keep])
+            survivors.append(live[keep])
+        entries = np.concatenate(survivors) if survivors else np.empty(0, dtype=np.int32)
+        if len(entries):
+            entries = entries[np.argsort(-self.table.hits[entries], kind="stable")]
+            self._move(entries)
+        for page in pages:
+            self._discard(page)
+
+    def _move(self, entries: np.ndarray) -> None:
+        """Copy the rows of entries to a new page, dropping the last ones if there is no room for them."""
+        while len(entries):
+            counts = self.table.rows[entries].astype(np.int64)
+            plan = self.pages.measure(_expanded(self.table.ref[entries], counts), self.columns)
+            size = plan.nbytes + PAGE_OVERHEAD
+            if size <= self.ledger.free:
+                page = self._store(plan, size)
+                page.entries = entries
+                self.table.ref[entries] = np.cumsum(counts) - counts + (page.number << 32)
+                return
+            half = len(entries) // 2
+            self._evict(entries[half:])
+            entries = entries[:half]
+
+    def live(self, page: _Page) -> np.ndarray:
+        """The entries whose rows lie in a page."""
+        entries = page.entries
+        there = (self.table.rows[entries] >= 0) & (self.table.ref[entries] >> 32 == page.number)
+        return entries[there]
+
+    def _evict(self, entries: np.ndarray) -> None:
+        self.evicted += int(self.table.rows[entries].sum())
+        self.table.drop(entries)
+
+    def evict(self, entries: np.ndarray) -> None:
+        """Forget entries at once; their bytes come back when their pages are cleaned."""
+        self._evict(entries)
+
+    @property
+    def cached_rows(self) -> int:
+        rows = self.table.rows
+        return int(rows[rows > 0].sum())
+
+    def clear(self) -> None:
+        """Forget everything."""
+        while self.order:
+            page = self.order.popleft()
+            self._evict(self.live(page))
+            self._discard(page)
+
+
+def _expanded(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """References of all rows of groups."""
+    if len(counts) and int(counts.max()) == 1 and int(counts.min()) == 1:
+        return np.ascontiguousarray(first)
+    total = int(counts.sum())
+    left = np.empty(total, dtype=np.int64)
+    refs = np.empty(total, dtype=np.int64)
+    gather.expand_groups(first, first, counts, left, refs)
+    return refs
+
+
+def entry_bytes(row_bytes: float, rows_per_key: float) -> float:
+    """Memory for one cached key: its rows, its entry and its share of the slots."""
+    return row_bytes * rows_per_key + ENTRY_BYTES + SLOT_BYTES

@@ -1,0 +1,95 @@
+"""Stream rows that wait for their master rows: H_S with its queue, and the pages that hold the rows themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from ..kernels.pages import PageTable
+from ..kernels.stream_table import StreamTable
+from .ledger import Ledger
+
+PAGE_OVERHEAD = 2048  # Python and numpy objects of a small page
+
+
+class WaitingRows:
+    """At most `capacity` rows in at most `page_bytes` of pages.
+
+    Invariants: 1. `live[page]` is the number of rows of a page still waiting; a page with none is released.
+    2. The ledger has the table's bytes and the bytes of all pages, those of gone rows in them included.
+    """
+
+    def __init__(self, stream: PageTable, ledger: Ledger, *, capacity: int, component: str = "stream table") -> None:
+        self.stream = stream
+        self.ledger = ledger
+        self.component = component
+        self.table = StreamTable(capacity)
+        self.columns = range(len(stream.layout.columns))
+        self.live: dict[int, int] = {}
+        self.size: dict[int, int] = {}
+        self.row_bytes = 64.0
+        ledger.book(component, StreamTable.bytes_for(capacity))
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return self.table.tuples
+
+    def add(self, refs: np.ndarray, keys: np.ndarray, limit: int) -> int:
+        """Copy rows in, as many as fit into the table and into `limit` bytes of pages; how many."""
+        rows = min(len(refs), self.table.room)
+        while rows:
+            rows_by_bytes = int((limit - self.bytes - PAGE_OVERHEAD) / max(1.0, self.row_bytes))
+            if rows_by_bytes < 1:
+                return 0
+            rows = min(rows, rows_by_bytes)
+            plan = self.stream.measure(refs[:rows], self.columns)
+            self.row_bytes = max(8.0, plan.nbytes / rows)
+            if self.bytes + plan.nbytes + PAGE_OVERHEAD <= limit and plan.nbytes + PAGE_OVERHEAD <= self.ledger.free:
+                page = self._page(plan)
+                self.table.insert(keys[:rows], np.arange(rows, dtype=np.int64) + (page << 32))
+                return rows
+            rows //= 2
+        return 0
+
+    def _page(self, plan) -> int:
+        batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.stream.layout.schema)
+        page = self.stream.add(batch)
+        size = plan.nbytes + PAGE_OVERHEAD
+        self.live[page] = len(plan.refs)
+        self.size[page] = size
+        self.bytes += size
+        self.ledger.add(self.component, size)
+        return page
+
+    def leave(self, refs: np.ndarray) -> None:
+        """Rows taken out of the table have been used: their pages are freed when no row of theirs waits."""
+        pages, counts = np.unique(refs >> 32, return_counts=True)
+        for page, count in zip(pages.tolist(), counts.tolist(), strict=True):
+            self.live[page] -= count
+            if not self.live[page]:
+                self._release(page)
+
+    def _release(self, page: int) -> None:
+        del self.live[page]
+        size = self.size.pop(page)
+        self.bytes -= size
+        self.ledger.add(self.component, -size)
+        self.stream.release(page)
+
+    @property
+    def wasted(self) -> float:
+        """Share of the pages' bytes that belongs to rows that are gone."""
+        return 1.0 - min(1.0, len(self) * self.row_bytes / self.bytes) if self.bytes else 0.0
+
+    def compact(self) -> None:
+        """Move the waiting rows to full pages, oldest first, as far as the ledger has room for it."""
+        at, refs = self.table.live()
+        step = max(1, int(min(self.ledger.free // 2, 4 << 20) / (1.2 * self.row_bytes + 1)))
+        for start in range(0, len(refs), step):
+            old = refs[start : start + step]
+            plan = self.stream.measure(old, self.columns)
+            if plan.nbytes + PAGE_OVERHEAD > self.ledger.free:
+                break
+            page = self._page(plan)
+            self.table.move(at[start : start + step], np.arange(len(old), dtype=np.int64) + (page << 32))
+            self.leave(old)

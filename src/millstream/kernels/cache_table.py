@@ -1,0 +1,152 @@
+"""The master hash table H_R: which keys are cached, where their rows lie and how often they were asked for.
+
+An entry is a key with a reference to the first of its rows, the number of its rows (0 for a key known to be absent)
+and a counter of hits. Open addressing over entry numbers; entries are freed in sweeps, which rebuild the slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+from .hashing import mix
+
+ENTRY_BYTES = 8 + 8 + 4 + 4 + 4  # key, reference, rows, hits, free list
+
+_FREE, _USED = range(2)
+
+
+class CacheTable:
+    """At most `capacity` cached keys.
+
+    Invariants: 1. slots hold each used entry once, reachable from its key's slot without a gap; 2. a free entry has
+    rows -1.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.slots = np.full(_slot_count(capacity), -1, dtype=np.int32)
+        self.key = np.empty(capacity, dtype=np.int64)
+        self.ref = np.empty(capacity, dtype=np.int64)
+        self.rows = np.full(capacity, -1, dtype=np.int32)
+        self.hits = np.empty(capacity, dtype=np.int32)
+        self._next = np.empty(capacity, dtype=np.int32)
+        self._state = np.zeros(2, dtype=np.int64)
+        _clear(self._next, self._state)
+
+    @staticmethod
+    def bytes_for(capacity: int) -> int:
+        """Memory that a table of this capacity takes."""
+        return capacity * ENTRY_BYTES + 4 * _slot_count(capacity) + 1024
+
+    @property
+    def used(self) -> int:
+        return int(self._state[_USED])
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.used
+
+    def probe(self, keys: np.ndarray, refs: np.ndarray, rows: np.ndarray) -> int:
+        """Look keys up and count the hits: first row and number of rows of each, rows -1 where the key is not cached."""
+        return int(_probe(keys, refs, rows, self.slots, self.key, self.ref, self.rows, self.hits))
+
+    def insert(self, keys: np.ndarray, refs: np.ndarray, rows: np.ndarray, hits: np.ndarray) -> np.ndarray:
+        """Add distinct keys that are not cached; the entry number of each. Requires `len(keys) <= room`."""
+        assert len(keys) <= self.room
+        entries = np.empty(len(keys), dtype=np.int32)
+        _insert(keys, refs, rows, hits, entries, self.slots, self.key, self.ref, self.rows, self.hits, self._next, self._state)
+        return entries
+
+    def drop(self, entries: np.ndarray) -> None:
+        """Forget some entries."""
+        if len(entries):
+            _drop(entries, self.slots, self.key, self.rows, self._next, self._state)
+
+    def halve(self) -> None:
+        """Age the hit counters."""
+        self.hits >>= 1
+
+
+def _slot_count(capacity: int) -> int:
+    return 1 << max(4, (capacity + capacity // 2).bit_length())
+
+
+@njit(cache=True, nogil=True)
+def _clear(following, state):
+    n = following.shape[0]
+    for i in range(n):
+        following[i] = i + 1
+    if n:
+        following[n - 1] = -1
+    state[_FREE] = 0 if n else -1
+    state[_USED] = 0
+
+
+@njit(inline="always")
+def _slot(key, slots):
+    return np.int64(mix(uint64(key)) & uint64(slots.shape[0] - 1))
+
+
+@njit(cache=True, nogil=True)
+def _probe(keys, refs, rows, slots, key, ref, row_count, hits):
+    mask = slots.shape[0] - 1
+    found = 0
+    for i in range(keys.shape[0]):
+        k = keys[i]
+        at = _slot(k, slots)
+        entry = slots[at]
+        while entry >= 0 and key[entry] != k:
+            at = (at + 1) & mask
+            entry = slots[at]
+        if entry >= 0:
+            refs[i] = ref[entry]
+            rows[i] = row_count[entry]
+            hits[entry] += 1
+            found += 1
+        else:
+            refs[i] = -1
+            rows[i] = -1
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _insert(keys, refs, rows, counts, entries, slots, key, ref, row_count, hits, following, state):
+    mask = slots.shape[0] - 1
+    for i in range(keys.shape[0]):
+        entry = np.int32(state[_FREE])
+        state[_FREE] = following[entry]
+        state[_USED] += 1
+        key[entry] = keys[i]
+        ref[entry] = refs[i]
+        row_count[entry] = rows[i]
+        hits[entry] = counts[i]
+        at = _slot(keys[i], slots)
+        while slots[at] >= 0:
+            at = (at + 1) & mask
+        slots[at] = entry
+        entries[i] = entry
+
+
+@njit(cache=True, nogil=True)
+def _drop(entries, slots, key, row_count, following, state):
+    """Remove each entry from its slot and close the gap by moving later entries of the cluster back."""
+    mask = slots.shape[0] - 1
+    for i in range(entries.shape[0]):
+        entry = entries[i]
+        at = _slot(key[entry], slots)
+        while slots[at] != entry:
+            at = (at + 1) & mask
+        gap = at
+        at = (at + 1) & mask
+        while slots[at] >= 0:
+            home = _slot(key[slots[at]], slots)
+            if ((at - home) & mask) >= ((at - gap) & mask):
+                slots[gap] = slots[at]
+                gap = at
+            at = (at + 1) & mask
+        slots[gap] = -1
+        row_count[entry] = -1
+        following[entry] = state[_FREE]
+        state[_FREE] = entry
+        state[_USED] -= 1

@@ -1,0 +1,180 @@
+"""Compiled loops that collect rows from many pages into one column.
+
+A reference is `page << 32 | row`; a negative reference stands for no row and gives NULL. `table[page, buffer]` is the
+address of a buffer; address 0 for a validity buffer means that no value is NULL.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from .memory import (
+    copy_bytes,
+    load_i16,
+    load_i32,
+    load_i64,
+    load_u8,
+    store_i16,
+    store_i32,
+    store_i64,
+    store_u8,
+)
+
+ROW_MASK = 0xFFFFFFFF
+
+
+@njit(cache=True, nogil=True)
+def gather_validity(table, buffer, refs, bits):
+    """Set the bit of every row that is there and not NULL; the number of the others."""
+    nulls = 0
+    n = refs.shape[0]
+    for byte in range((n + 7) >> 3):
+        word = 0
+        stop = min(8, n - byte * 8)
+        for bit in range(stop):
+            ref = refs[byte * 8 + bit]
+            valid = 0
+            if ref >= 0:
+                address = table[ref >> 32, buffer]
+                row = ref & ROW_MASK
+                valid = 1 if address == 0 else (load_u8(address + (row >> 3)) >> (row & 7)) & 1
+            word |= valid << bit
+            nulls += 1 - valid
+        bits[byte] = word
+    return nulls
+
+
+@njit(cache=True, nogil=True)
+def gather_bits(table, buffer, refs, bits):
+    """Collect boolean values."""
+    n = refs.shape[0]
+    for byte in range((n + 7) >> 3):
+        word = 0
+        for bit in range(min(8, n - byte * 8)):
+            ref = refs[byte * 8 + bit]
+            if ref >= 0:
+                row = ref & ROW_MASK
+                word |= ((load_u8(table[ref >> 32, buffer] + (row >> 3)) >> (row & 7)) & 1) << bit
+        bits[byte] = word
+
+
+@njit(cache=True, nogil=True)
+def gather_fixed(table, buffer, width, refs, out):
+    """Collect values of `width` bytes to the address `out`, which holds zeros where there is no row."""
+    n = refs.shape[0]
+    if width == 8:
+        for i in range(n):
+            ref = refs[i]
+            store_i64(out + 8 * i, load_i64(table[ref >> 32, buffer] + 8 * (ref & ROW_MASK)) if ref >= 0 else 0)
+    elif width == 4:
+        for i in range(n):
+            ref = refs[i]
+            store_i32(out + 4 * i, load_i32(table[ref >> 32, buffer] + 4 * (ref & ROW_MASK)) if ref >= 0 else 0)
+    elif width == 16:
+        for i in range(n):
+            ref = refs[i]
+            if ref >= 0:
+                at = table[ref >> 32, buffer] + 16 * (ref & ROW_MASK)
+                store_i64(out + 16 * i, load_i64(at))
+                store_i64(out + 16 * i + 8, load_i64(at + 8))
+            else:
+                store_i64(out + 16 * i, 0)
+                store_i64(out + 16 * i + 8, 0)
+    elif width == 2:
+        for i in range(n):
+            ref = refs[i]
+            store_i16(out + 2 * i, load_i16(table[ref >> 32, buffer] + 2 * (ref & ROW_MASK)) if ref >= 0 else 0)
+    elif width == 1:
+        for i in range(n):
+            ref = refs[i]
+            store_u8(out + i, load_u8(table[ref >> 32, buffer] + (ref & ROW_MASK)) if ref >= 0 else 0)
+    else:
+        for i in range(n):
+            ref = refs[i]
+            if ref >= 0:
+                copy_bytes(out + width * i, table[ref >> 32, buffer] + width * (ref & ROW_MASK), width)
+            else:
+                for j in range(width):
+                    store_u8(out + width * i + j, 0)
+
+
+@njit(cache=True, nogil=True)
+def gather_lengths(table, buffer, width, refs, ends):
+    """Offsets of the collected values in `ends` (one more than rows, the first 0); their sum."""
+    total = 0
+    ends[0] = 0
+    for i in range(refs.shape[0]):
+        ref = refs[i]
+        if ref >= 0:
+            at = table[ref >> 32, buffer] + width * (ref & ROW_MASK)
+            if width == 4:
+                total += load_i32(at + 4) - load_i32(at)
+            else:
+                total += load_i64(at + 8) - load_i64(at)
+        ends[i + 1] = total
+    return total
+
+
+@njit(cache=True, nogil=True)
+def gather_bytes(table, buffer, width, refs, ends, out):
+    """Collect values of varying length to the address `out`, at the offsets of `gather_lengths`."""
+    for i in range(refs.shape[0]):
+        ref = refs[i]
+        if ref >= 0:
+            at = table[ref >> 32, buffer] + width * (ref & ROW_MASK)
+            start = np.int64(load_i32(at)) if width == 4 else load_i64(at)
+            begin = ends[i]
+            copy_value(out + begin, table[ref >> 32, buffer + 1] + start, ends[i + 1] - begin)
+
+
+@njit(inline="always")
+def copy_value(target, source, length):
+    """Copy one value; short ones by words, the last of which may overlap the one before."""
+    if length >= 8:
+        if length <= 64:
+            for j in range(0, length - 7, 8):
+                store_i64(target + j, load_i64(source + j))
+            store_i64(target + length - 8, load_i64(source + length - 8))
+        else:
+            copy_bytes(target, source, length)
+    elif length >= 4:
+        store_i32(target, load_i32(source))
+        store_i32(target + length - 4, load_i32(source + length - 4))
+    else:
+        for j in range(length):
+            store_u8(target + j, load_u8(source + j))
+
+
+@njit(cache=True, nogil=True)
+def gather_children(table, buffer, width, refs, ends, children):
+    """References of all list items of the collected rows, in order."""
+    for i in range(refs.shape[0]):
+        ref = refs[i]
+        if ref >= 0:
+            at = table[ref >> 32, buffer] + width * (ref & ROW_MASK)
+            start = np.int64(load_i32(at)) if width == 4 else load_i64(at)
+            first = (ref & ~ROW_MASK) | start
+            begin = ends[i]
+            for j in range(ends[i + 1] - begin):
+                children[begin + j] = first + j
+
+
+@njit(cache=True, nogil=True)
+def repeat_children(refs, size, children):
+    """References of the items of fixed-size lists, NULL items for a row that is not there."""
+    for i in range(refs.shape[0]):
+        ref = refs[i]
+        for j in range(size):
+            children[i * size + j] = ((ref & ~ROW_MASK) | ((ref & ROW_MASK) * size + j)) if ref >= 0 else -1
+
+
+@njit(cache=True, nogil=True)
+def expand_groups(left, first, counts, left_out, right_out):
+    """All pairs of a left reference with each of its `counts` right rows that begin at `first`."""
+    k = 0
+    for i in range(left.shape[0]):
+        for j in range(counts[i]):
+            left_out[k] = left[i]
+            right_out[k] = first[i] + j
+            k += 1

@@ -1,0 +1,92 @@
+"""Raw memory for compiled kernels: loads, stores and copies at an address, and reads from a file.
+
+Arrow buffers are handed to kernels as addresses, so one kernel serves any number of pages without building a
+Python object for each. Whoever passes an address keeps its buffer alive and in bounds.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import typing
+from numba.extending import intrinsic
+
+
+def _load(number_type, bits, name):
+    @intrinsic
+    def load(typingctx, address):
+        def codegen(context, builder, signature, args):
+            word = ir.IntType(bits)
+            pointer = builder.inttoptr(args[0], word.as_pointer())
+            return builder.load(pointer, align=1)
+
+        return number_type(types.int64), codegen
+
+    load.__name__ = name
+    return load
+
+
+def _store(number_type, bits, name):
+    @intrinsic
+    def store(typingctx, address, value):
+        def codegen(context, builder, signature, args):
+            word = ir.IntType(bits)
+            pointer = builder.inttoptr(args[0], word.as_pointer())
+            builder.store(args[1], pointer, align=1)
+
+        return types.void(types.int64, number_type), codegen
+
+    store.__name__ = name
+    return store
+
+
+load_u8 = _load(types.uint8, 8, "load_u8")
+load_i8 = _load(types.int8, 8, "load_i8")
+load_i16 = _load(types.int16, 16, "load_i16")
+load_u16 = _load(types.uint16, 16, "load_u16")
+load_i32 = _load(types.int32, 32, "load_i32")
+load_u32 = _load(types.uint32, 32, "load_u32")
+load_i64 = _load(types.int64, 64, "load_i64")
+load_u64 = _load(types.uint64, 64, "load_u64")
+store_u8 = _store(types.uint8, 8, "store_u8")
+store_i16 = _store(types.int16, 16, "store_i16")
+store_i32 = _store(types.int32, 32, "store_i32")
+store_i64 = _store(types.int64, 64, "store_i64")
+
+
+@intrinsic
+def load_f32(typingctx, address):
+    """The float at an address."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], ir.FloatType().as_pointer()), align=1)
+
+    return types.float32(types.int64), codegen
+
+
+@intrinsic
+def load_f64(typingctx, address):
+    """The double at an address."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], ir.DoubleType().as_pointer()), align=1)
+
+    return types.float64(types.int64), codegen
+
+
+@intrinsic
+def copy_bytes(typingctx, target, source, length):
+    """Copy `length` bytes between two addresses that do not overlap."""
+
+    def codegen(context, builder, signature, args):
+        byte = ir.IntType(8).as_pointer()
+        function = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)])
+        arguments = [builder.inttoptr(args[0], byte), builder.inttoptr(args[1], byte), args[2], ir.Constant(ir.IntType(1), 0)]
+        builder.call(function, arguments)
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+# Found by name in the C library when a kernel is linked, so kernels that call them can be cached on disk.
+pread = types.ExternalFunction("pread", typing.signature(types.int64, types.int32, types.int64, types.int64, types.int64))
+compare_bytes = types.ExternalFunction("memcmp", typing.signature(types.int32, types.int64, types.int64, types.int64))

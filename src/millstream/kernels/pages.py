@@ -1,0 +1,196 @@
+"""Pages of rows addressed by reference, and record batches made from any rows of any pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from . import gather
+from .layout import BITS, FIXED, LIST, NULL, REPEAT, STRUCT, VARLEN, Layout, Node
+
+
+def aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows in arrays that all start at row 0 of their buffers."""
+    if not any(_has_offset(column) for column in batch.columns):
+        return batch
+    columns = [_from_zero(column) if _has_offset(column) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _from_zero(array: pa.Array) -> pa.Array:
+    return array.take(pa.array(np.arange(len(array)), pa.int64()))
+
+
+def _has_offset(array: pa.Array) -> bool:
+    if array.offset:
+        return True
+    if isinstance(array, pa.StructArray):
+        return any(_has_offset(array.field(i)) for i in range(array.type.num_fields))
+    if isinstance(array, pa.MapArray):
+        return _has_offset(array.keys) or _has_offset(array.items)
+    if isinstance(array, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+        return _has_offset(array.values)
+    return False
+
+
+class PageTable:
+    """Pages of one layout, found by number.
+
+    Invariants: 1. `addresses[p]` holds the buffer addresses of page p and `owners[p]` keeps those buffers alive.
+    2. A page number is used again only after `release`. 3. Not thread-safe.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.addresses = np.zeros((16, max(1, layout.buffers)), dtype=np.int64)
+        self.owners: list[object | None] = []
+        self.free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.owners) - len(self.free)
+
+    def reserve(self, owner: object) -> int:
+        """A page number whose addresses the caller fills in."""
+        if self.free:
+            page = self.free.pop()
+            self.owners[page] = owner
+            return page
+        page = len(self.owners)
+        if page == len(self.addresses):
+            grown = np.zeros((2 * page, self.addresses.shape[1]), dtype=np.int64)
+            grown[:page] = self.addresses
+            self.addresses = grown
+        self.owners.append(owner)
+        return page
+
+    def add(self, batch: pa.RecordBatch) -> int:
+        """Make a page of a record batch whose arrays start at row 0."""
+        page = self.reserve(batch)
+        at = 0
+        row = self.addresses[page]
+        for node, column in zip(self.layout.columns, batch.columns, strict=True):
+            at = _write_addresses(node, column, row, at)
+        return page
+
+    def add_columns(self, batch: pa.RecordBatch | None, columns: Sequence[int]) -> int:
+        """Make a page that holds only some columns; the others must not be asked for."""
+        page = self.reserve(batch)
+        row = self.addresses[page]
+        row[:] = 0
+        for i, column in zip(columns, batch.columns if batch is not None else [], strict=True):
+            _write_addresses(self.layout.columns[i], column, row, self.layout.columns[i].first)
+        return page
+
+    def release(self, page: int) -> None:
+        self.owners[page] = None
+        self.free.append(page)
+
+    def measure(self, refs: np.ndarray, columns: Sequence[int]) -> Gathering:
+        """Prepare to collect rows: how many bytes the result takes is known before it is allocated."""
+        return Gathering(self, refs, columns)
+
+
+def _write_addresses(node: Node, array: pa.Array, row: np.ndarray, at: int) -> int:
+    """Write the addresses of an array's buffers, depth first; the index after the last one."""
+    if node.kind == NULL:
+        return at
+    buffers = array.buffers()[: node.buffers]
+    for buffer in buffers:
+        row[at] = buffer.address if buffer is not None else 0
+        at += 1
+    if node.kind == STRUCT:
+        for i, child in enumerate(node.children):
+            at = _write_addresses(child, array.field(i), row, at)
+    elif node.kind in (LIST, REPEAT):
+        at = _write_addresses(node.children[0], _items(array), row, at)
+    return at
+
+
+def _items(array: pa.Array) -> pa.Array:
+    """All items of a list or map array, as its child array."""
+    if isinstance(array, pa.MapArray):
+        return pa.StructArray.from_arrays([array.keys, array.items], fields=_entry_fields(array.type))
+    return array.values
+
+
+def _entry_fields(type_: pa.MapType) -> list[pa.Field]:
+    return [pa.field("key", type_.key_type, nullable=False), type_.item_field]
+
+
+class Gathering:
+    """Rows about to be collected: `nbytes` says what `columns()` will allocate."""
+
+    def __init__(self, pages: PageTable, refs: np.ndarray, columns: Sequence[int]) -> None:
+        self.table = pages.addresses
+        self.refs = refs
+        self.nodes = [pages.layout.columns[i] for i in columns]
+        self.nbytes = 0
+        self.plans = [self._measure(node, refs) for node in self.nodes]
+
+    def _measure(self, node: Node, refs: np.ndarray):
+        n = len(refs)
+        self.nbytes += n // 8 + 8
+        if node.kind == FIXED:
+            self.nbytes += n * node.width
+        elif node.kind == BITS:
+            self.nbytes += n // 8 + 8
+        elif node.kind == VARLEN:
+            ends = np.empty(n + 1, dtype=np.int64)
+            total = gather.gather_lengths(self.table, node.first + 1, node.width, refs, ends)
+            self.nbytes += total + (n + 1) * (8 + node.width)
+            return ends
+        elif node.kind == LIST:
+            ends = np.empty(n + 1, dtype=np.int64)
+            total = gather.gather_lengths(self.table, node.first + 1, node.width, refs, ends)
+            self.nbytes += total * 8 + (n + 1) * (8 + node.width)
+            children = np.empty(total, dtype=np.int64)
+            gather.gather_children(self.table, node.first + 1, node.width, refs, ends, children)
+            return ends, children, self._measure(node.children[0], children)
+        elif node.kind == REPEAT:
+            children = np.empty(n * node.width, dtype=np.int64)
+            gather.repeat_children(refs, node.width, children)
+            self.nbytes += children.nbytes
+            return children, self._measure(node.children[0], children)
+        elif node.kind == STRUCT:
+            return [self._measure(child, refs) for child in node.children]
+        return None
+
+    def columns(self) -> list[pa.Array]:
+        """The collected columns, in buffers of their own."""
+        return [self._fill(node, self.refs, plan) for node, plan in zip(self.nodes, self.plans, strict=True)]
+
+    def _fill(self, node: Node, refs: np.ndarray, plan) -> pa.Array:
+        n = len(refs)
+        if node.kind == NULL:
+            return pa.nulls(n)
+        validity = np.empty((n + 7) // 8, dtype=np.uint8)
+        nulls = gather.gather_validity(self.table, node.first, refs, validity)
+        bits = pa.py_buffer(validity) if nulls else None
+        if node.kind == FIXED:
+            data = np.empty(n * node.width, dtype=np.uint8)
+            gather.gather_fixed(self.table, node.first + 1, node.width, refs, data.ctypes.data)
+            return pa.Array.from_buffers(node.type, n, [bits, pa.py_buffer(data)], nulls)
+        if node.kind == BITS:
+            data = np.empty((n + 7) // 8, dtype=np.uint8)
+            gather.gather_bits(self.table, node.first + 1, refs, data)
+            return pa.Array.from_buffers(node.type, n, [bits, pa.py_buffer(data)], nulls)
+        if node.kind == VARLEN:
+            data = np.empty(int(plan[-1]), dtype=np.uint8)
+            gather.gather_bytes(self.table, node.first + 1, node.width, refs, plan, data.ctypes.data)
+            return pa.Array.from_buffers(node.type, n, [bits, _offsets(plan, node.width), pa.py_buffer(data)], nulls)
+        if node.kind == LIST:
+            ends, children, below = plan
+            items = self._fill(node.children[0], children, below)
+            return pa.Array.from_buffers(node.type, n, [bits, _offsets(ends, node.width)], nulls, children=[items])
+        if node.kind == REPEAT:
+            children, below = plan
+            items = self._fill(node.children[0], children, below)
+            return pa.Array.from_buffers(node.type, n, [bits], nulls, children=[items])
+        parts = [self._fill(child, refs, below) for child, below in zip(node.children, plan, strict=True)]
+        return pa.Array.from_buffers(node.type, n, [bits], nulls, children=parts)
+
+
+def _offsets(ends: np.ndarray, width: int) -> pa.Buffer:
+    return pa.py_buffer(ends if width == 8 else ends.astype(np.int32))

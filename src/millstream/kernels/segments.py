@@ -1,0 +1,175 @@
+"""Compiled work on segments of a master as they lie in the disk buffer: each is one Arrow IPC message."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from .hashing import hash_bytes
+from .memory import copy_bytes, load_i8, load_i16, load_i32, load_i64, load_u16, load_u32, pread
+
+OK, SHORT_READ, BAD_CHECKSUM, BAD_MESSAGE = range(4)
+
+
+@njit(cache=True, nogil=True)
+def read_runs(files, offsets, lengths, targets):
+    """Read runs of bytes from open files to addresses; the number of the first run that came short, or -1."""
+    for i in range(files.shape[0]):
+        done = 0
+        while done < lengths[i]:
+            got = pread(files[i], targets[i] + done, lengths[i] - done, offsets[i] + done)
+            if got <= 0:
+                return i
+            done += got
+    return -1
+
+
+@njit(inline="always")
+def _table_field(table, number):
+    """Address of a field of a flatbuffer table, or 0 when it is absent."""
+    vtable = table - load_i32(table)
+    if 4 + 2 * number >= load_u16(vtable):
+        return np.int64(0)
+    offset = load_u16(vtable + 4 + 2 * number)
+    return table + np.int64(offset) if offset else np.int64(0)
+
+
+@njit(inline="always")
+def _follow(at):
+    return at + np.int64(load_u32(at))
+
+
+@njit(cache=True, nogil=True)
+def map_segment(start, length, row, expected):
+    """Write the addresses of a message's buffers to `row`; the number of rows, or -1 if it is not such a message.
+
+    Message and RecordBatch are the flatbuffer tables of the Arrow format: a message has its header in field 2 and
+    a record batch its length in field 0 and its buffers (offset, length) in field 2.
+    """
+    if length < 16 or load_u32(start) != 0xFFFFFFFF:
+        return -1
+    metadata = np.int64(load_i32(start + 4))
+    if metadata < 0 or 8 + metadata > length:
+        return -1
+    body = start + 8 + metadata
+    message = _follow(start + 8)
+    header = _table_field(message, 2)
+    if header == 0:
+        return -1
+    batch = _follow(header)
+    count = _table_field(batch, 0)
+    buffers = _table_field(batch, 2)
+    if buffers == 0:
+        return -1
+    buffers = _follow(buffers)
+    if np.int64(load_u32(buffers)) != expected:
+        return -1
+    for i in range(expected):
+        entry = buffers + 4 + 16 * i
+        size = load_i64(entry + 8)
+        at = body + load_i64(entry)
+        if size > 0 and at + size > start + length:
+            return -1
+        row[i] = at if size > 0 else 0
+    return load_i64(count) if count else 0
+
+
+@njit(cache=True, nogil=True)
+def map_segments(starts, lengths, checksums, counts, table, pages, buffers):
+    """Check and map many segments; (first bad one, why) or (-1, OK)."""
+    for i in range(starts.shape[0]):
+        if hash_bytes(starts[i], lengths[i], np.uint64(0)) != checksums[i]:
+            return i, BAD_CHECKSUM
+        if map_segment(starts[i], lengths[i], table[pages[i]], buffers) != counts[i]:
+            return i, BAD_MESSAGE
+    return -1, OK
+
+
+@njit(inline="always")
+def key_at(address, width, row):
+    """The clustering key of a row: a signed integer of 1, 2, 4 or 8 bytes."""
+    if width == 8:
+        return load_i64(address + 8 * row)
+    if width == 4:
+        return np.int64(load_i32(address + 4 * row))
+    if width == 2:
+        return np.int64(load_i16(address + 2 * row))
+    return np.int64(load_i8(address + row))
+
+
+@njit(cache=True, nogil=True)
+def find_keys(table, buffer, width, pages, counts, keys, which, refs, found):
+    """Binary search of each key in its segment: reference of its first row and the number of its rows, 0 if absent.
+
+    `which[i]` is the position in `pages` and `counts` of the segment that key i belongs to; segments are sorted.
+    """
+    for i in range(keys.shape[0]):
+        at = which[i]
+        address = table[pages[at], buffer]
+        n = np.int64(counts[at])
+        key = keys[i]
+        low = np.int64(0)
+        high = n
+        while low < high:
+            middle = (low + high) >> 1
+            if key_at(address, width, middle) < key:
+                low = middle + 1
+            else:
+                high = middle
+        end = low
+        while end < n and key_at(address, width, end) == key:
+            end += 1
+        found[i] = end - low
+        refs[i] = (np.int64(pages[at]) << 32) | low
+
+
+@njit(cache=True, nogil=True)
+def group_pages(table, buffer, width, pages, counts, keys, first, rows):
+    """Runs of equal keys in some segments: key, first row and number of rows of each; the number of runs."""
+    k = 0
+    for p in range(pages.shape[0]):
+        page = np.int64(pages[p])
+        address = table[page, buffer]
+        i = np.int64(0)
+        n = np.int64(counts[p])
+        while i < n:
+            key = key_at(address, width, i)
+            j = i + 1
+            while j < n and key_at(address, width, j) == key:
+                j += 1
+            keys[k] = key
+            first[k] = (page << 32) | i
+            rows[k] = j - i
+            k += 1
+            i = j
+    return k
+
+
+@njit(cache=True, nogil=True)
+def cut_points(keys, sizes, limit, cuts):
+    """Where to cut sorted rows into segments of at most `limit` bytes that do not split a key (a key may be larger)."""
+    n = keys.shape[0]
+    k = 0
+    start = 0
+    size = 0
+    i = 0
+    while i < n:
+        j = i
+        group = 0
+        while j < n and keys[j] == keys[i]:
+            group += sizes[j]
+            j += 1
+        if i > start and size + group > limit:
+            cuts[k] = i
+            k += 1
+            start = i
+            size = 0
+        size += group
+        i = j
+    return k
+
+
+@njit(cache=True, nogil=True)
+def copy_to(source, target, length):
+    """Copy bytes between addresses."""
+    copy_bytes(target, source, length)

@@ -1,0 +1,337 @@
+"""Writing one part of a master: sorted rows in, a file of segments with its index and filter out, in bounded memory.
+
+A part file is a plain Arrow IPC stream, so any Arrow reader can open it: the schema, then one record batch for each
+segment. `docs/master-format.md` specifies all files.
+"""
+
+from __future__ import annotations
+
+import heapq
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import InputError
+from ..kernels import membership, segments
+from ..kernels.hashing import checksum
+from ..kernels.keys import KeyCodec
+from ..kernels.layout import VARLEN
+from ..kernels.layout import Layout as ColumnLayout
+from .files import Store
+from .manifest import HASH_COLUMN, Layout, Part
+
+HEAVIEST = 16
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+INDEX_SCHEMA = pa.schema(
+    [
+        ("first_key", pa.int64()),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("rows", pa.int32()),
+        ("checksum", pa.uint64()),
+    ]
+)
+FILTER_SCHEMA = pa.schema([("first_key", pa.int64()), ("blocks", pa.binary())])
+DENSE_SCHEMA = pa.schema(
+    [("key", pa.int64()), ("part", pa.int32()), ("segment", pa.int32()), ("row", pa.int32()), ("rows", pa.int32())]
+)
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """What a task needs to know to write a part; travels pickled."""
+
+    root: str
+    folder: str
+    key: tuple[str, ...]
+    schema: pa.Schema
+    layout: Layout
+    segment_bytes: int
+
+    @property
+    def codec(self) -> KeyCodec:
+        return KeyCodec.of(self.schema, list(self.key))
+
+    @property
+    def hash_column(self) -> str | None:
+        """The int64 column with Spark's xxhash64 of the key that batches must carry, if the key is not one integer."""
+        return HASH_COLUMN if self.codec.hashed else None
+
+    @property
+    def cluster_column(self) -> str:
+        return self.hash_column or self.key[0]
+
+    @property
+    def sort_columns(self) -> list[str]:
+        """The order in which rows must come, in layout "key"; in layout "frequency" rows of a key must be adjacent."""
+        return [self.cluster_column] if self.hash_column is None else [self.cluster_column, *self.key]
+
+    @property
+    def stored_schema(self) -> pa.Schema:
+        return stored_schema(self.schema, self.codec)
+
+
+def stored_schema(schema: pa.Schema, codec: KeyCodec) -> pa.Schema:
+    """The columns of a part file: the user's, behind the hash of the key if there is one."""
+    fields = [pa.field(HASH_COLUMN, pa.int64(), nullable=False)] if codec.hashed else []
+    return pa.schema([*fields, *schema])
+
+
+class _SegmentFile:
+    """A part file while it is written: segments go out, their index entries stay."""
+
+    def __init__(self, store: Store, folder: str, name: str, schema: pa.Schema) -> None:
+        self.store = store
+        self.name = f"{folder}/{name}.arrow"
+        self.index_name = f"{folder}/{name}.index"
+        self.filter_name = f"{folder}/{name}.filter"
+        self.sink = store.open_output(self.name)
+        header = schema.serialize()
+        self.sink.write(header)
+        self.offset = header.size
+        self.entries: list[tuple[int, int, int, int, int]] = []
+        self.rows = 0
+        self.largest = 0
+
+    def write(self, batch: pa.RecordBatch, first_key: int) -> None:
+        message = batch.serialize()
+        self.sink.write(message)
+        self.entries.append((first_key, self.offset, message.size, batch.num_rows, checksum(message)))
+        self.offset += message.size
+        self.rows += batch.num_rows
+        self.largest = max(self.largest, message.size)
+
+    def close(self, number: int, chunks: list[tuple[int, bytes]] | None) -> Part:
+        self.sink.write(END_OF_STREAM)
+        self.sink.close()
+        self.store.sync(self.name)
+        columns = list(zip(*self.entries, strict=True)) if self.entries else [[] for _ in INDEX_SCHEMA]
+        arrays = [pa.array(column, entry.type) for column, entry in zip(columns, INDEX_SCHEMA, strict=True)]
+        index_checksum, _ = self._write_table(self.index_name, pa.RecordBatch.from_arrays(arrays, schema=INDEX_SCHEMA))
+        part = Part(
+            number, self.name, self.offset, self.rows, len(self.entries), self.index_name, index_checksum
+        )
+        if chunks is None:
+            return part
+        blocks = pa.RecordBatch.from_arrays(
+            [pa.array([key for key, _ in chunks], pa.int64()), pa.array([block for _, block in chunks], pa.binary())],
+            schema=FILTER_SCHEMA,
+        )
+        filter_checksum, size = self._write_table(self.filter_name, blocks)
+        return Part(**{**asdict(part), "filter": self.filter_name, "filter_bytes": size, "filter_checksum": filter_checksum})
+
+    def _write_table(self, name: str, batch: pa.RecordBatch) -> tuple[int, int]:
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_stream(buffer, batch.schema) as writer:
+            writer.write_batch(batch)
+        content = buffer.getvalue()
+        with self.store.open_output(name) as stream:
+            stream.write(content)
+        self.store.sync(name)
+        return checksum(content), content.size
+
+
+class _FilterChunks:
+    """The membership filter of a part, grown by sorted distinct keys and cut into chunks."""
+
+    def __init__(self) -> None:
+        self.chunks: list[tuple[int, bytes]] = []
+        self.keys: list[np.ndarray] = []
+        self.count = 0
+
+    def add(self, keys: np.ndarray) -> None:
+        self.keys.append(keys)
+        self.count += len(keys)
+        if self.count >= membership.CHUNK_KEYS:
+            self._cut()
+
+    def _cut(self) -> None:
+        if self.count:
+            keys = np.concatenate(self.keys)
+            blocks = np.zeros((membership.blocks_for(len(keys)), 8), dtype=np.uint32)
+            membership.insert_keys(keys, blocks)
+            self.chunks.append((int(keys[0]), blocks.tobytes()))
+            self.keys, self.count = [], 0
+
+    def finish(self) -> list[tuple[int, bytes]]:
+        self._cut()
+        return self.chunks
+
+
+def row_bytes(batch: pa.RecordBatch) -> np.ndarray:
+    """About how many bytes each row takes in a segment."""
+    layout = ColumnLayout.of(batch.schema)
+    sizes = np.zeros(batch.num_rows, dtype=np.int64)
+    if not batch.num_rows:
+        return sizes
+    for node, column in zip(layout.columns, batch.columns, strict=True):
+        if node.kind == VARLEN:
+            offsets = np.frombuffer(column.buffers()[1], dtype=np.int32 if node.width == 4 else np.int64)
+            sizes += np.diff(offsets[column.offset : column.offset + len(column) + 1]) + node.width
+        else:
+            sizes += max(1, column.nbytes // batch.num_rows)
+    return sizes
+
+
+class PartWriter:
+    """Cuts sorted rows into segments at key boundaries.
+
+    Invariant: rows held back (`_carry`) all belong to the segment that is not finished yet.
+    """
+
+    def __init__(self, spec: BuildSpec, number: int) -> None:
+        self.spec = spec
+        self.number = number
+        self.store = Store(spec.root)
+        self.schema = spec.stored_schema
+        self.codec = spec.codec
+        name = f"part-{number:05d}-{uuid.uuid4().hex[:12]}"
+        self.file = _SegmentFile(self.store, spec.folder, name, self.schema)
+        self.nulls: _SegmentFile | None = None
+        self.filter = _FilterChunks() if spec.layout == "key" else None
+        self.dense: _SegmentFile | None = None
+        if spec.layout == "frequency":
+            self.dense = _SegmentFile(self.store, spec.folder, f"entries-{number:05d}-{uuid.uuid4().hex[:12]}", DENSE_SCHEMA)
+        self._entries: list[list[np.ndarray]] = []
+        self._carry: list[pa.RecordBatch] = []
+        self._carry_bytes = 0
+        self._last_key: int | None = None
+        self._distinct = 0
+        self._max_key_rows = 0
+        self._heaviest: list[tuple[int, str]] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        batch = batch.select(self.schema.names).cast(self.schema)
+        batch = self._split_nulls(batch)
+        if not batch.num_rows:
+            return
+        keys = self._keys(batch)
+        if self.spec.layout == "key" and (
+            bool((keys[1:] < keys[:-1]).any()) or (self._last_key is not None and keys[0] < self._last_key)
+        ):
+            raise InputError(f"rows of part {self.number} do not come sorted by {self.spec.sort_columns}")
+        sizes = row_bytes(batch)
+        if self._carry and keys[0] != self._last_key and self._carry_bytes + int(sizes[0]) > self.spec.segment_bytes:
+            self._flush()
+        if self._carry:
+            batch, keys, sizes = self._join_carry(batch, keys, sizes)
+            if batch is None:
+                return
+        cuts = np.empty(len(keys), dtype=np.int64)
+        count = segments.cut_points(keys, sizes, self.spec.segment_bytes, cuts)
+        start = 0
+        for cut in cuts[:count].tolist():
+            self._write_segment(batch.slice(start, cut - start), keys[start:cut])
+            start = cut
+        self._carry = [batch.slice(start)]
+        self._carry_bytes = int(sizes[start:].sum())
+        self._last_key = int(keys[-1])
+
+    def _join_carry(self, batch, keys, sizes):
+        """Put what was held back before the new rows; nothing, while a single key still goes on."""
+        if keys[-1] == self._last_key and keys[0] == self._last_key and len(self._carry) > 0 and self._one_key():
+            self._carry.append(batch)
+            self._carry_bytes += int(sizes.sum())
+            return None, keys, sizes
+        whole = pa.concat_batches([*self._carry, batch])
+        self._carry = []
+        return whole, self._keys(whole), row_bytes(whole)
+
+    def _one_key(self) -> bool:
+        return int(self._keys(self._carry[0])[0]) == self._last_key
+
+    def _keys(self, batch: pa.RecordBatch) -> np.ndarray:
+        column = batch.column(self.spec.cluster_column)
+        return column.cast(pa.int64()).to_numpy()
+
+    def _split_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        valid = np.ones(batch.num_rows, dtype=np.bool_)
+        for name in self.spec.key:
+            if batch.column(name).null_count:
+                valid &= batch.column(name).is_valid().to_numpy(zero_copy_only=False)
+        if valid.all():
+            return batch
+        if self.nulls is None:
+            self.nulls = _SegmentFile(self.store, self.spec.folder, f"nulls-{self.number:05d}-{uuid.uuid4().hex[:12]}", self.schema)
+        rows = batch.filter(pa.array(~valid))
+        step = max(1, int(rows.num_rows * self.spec.segment_bytes / max(1, rows.nbytes)))
+        for start in range(0, rows.num_rows, step):
+            self.nulls.write(rows.slice(start, step), 0)
+        return batch.filter(pa.array(valid))
+
+    def _flush(self) -> None:
+        if self._carry:
+            batch = self._carry[0] if len(self._carry) == 1 else pa.concat_batches(self._carry)
+            self._write_segment(batch, self._keys(batch))
+            self._carry, self._carry_bytes = [], 0
+
+    def _write_segment(self, batch: pa.RecordBatch, keys: np.ndarray) -> None:
+        starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+        counts = np.diff(np.append(starts, len(keys)))
+        segment = len(self.file.entries)
+        self.file.write(batch, int(keys[0]))
+        self._distinct += len(starts)
+        self._max_key_rows = max(self._max_key_rows, int(counts.max()))
+        self._note_heaviest(batch, starts, counts)
+        if self.filter is not None:
+            self.filter.add(keys[starts])
+        if self.dense is not None:
+            self._entries.append([keys[starts], np.full(len(starts), segment), starts, counts])
+            if sum(len(block[0]) for block in self._entries) >= membership.CHUNK_KEYS:
+                self._write_entries()
+
+    def _write_entries(self) -> None:
+        if self.dense is not None and self._entries:
+            keys, segment, starts, counts = (np.concatenate(column) for column in zip(*self._entries, strict=True))
+            columns = [keys, np.full(len(keys), self.number), segment, starts, counts]
+            arrays = [pa.array(column, entry.type) for column, entry in zip(columns, DENSE_SCHEMA, strict=True)]
+            self.dense.write(pa.RecordBatch.from_arrays(arrays, schema=DENSE_SCHEMA), 0)
+            self._entries = []
+
+    def _note_heaviest(self, batch: pa.RecordBatch, starts: np.ndarray, counts: np.ndarray) -> None:
+        floor = self._heaviest[0][0] if len(self._heaviest) == HEAVIEST else 1
+        for at in np.flatnonzero(counts > floor)[:HEAVIEST].tolist():
+            row = int(starts[at])
+            text = ", ".join(str(batch.column(name)[row].as_py()) for name in self.spec.key)
+            heapq.heappush(self._heaviest, (int(counts[at]), text))
+            if len(self._heaviest) > HEAVIEST:
+                heapq.heappop(self._heaviest)
+
+    def close(self) -> dict[str, Any]:
+        """Finish the files; a summary that is small and plain enough to travel as JSON."""
+        self._flush()
+        self._write_entries()
+        summary: dict[str, Any] = {
+            "part": asdict(self.file.close(self.number, self.filter.finish() if self.filter else None)),
+            "distinct_keys": self._distinct,
+            "max_key_rows": self._max_key_rows,
+            "max_segment_bytes": self.file.largest,
+            "heaviest": sorted(((key, rows) for rows, key in self._heaviest), key=lambda pair: -pair[1]),
+            "nulls": asdict(self.nulls.close(self.number, None)) if self.nulls else None,
+            "entries": asdict(self.dense.close(self.number, None)) if self.dense else None,
+        }
+        return summary
+
+
+def write_part(spec: BuildSpec, batches: Iterable[pa.RecordBatch], number: int) -> dict[str, Any]:
+    """Write one part from sorted batches; the summary that `Build.commit` wants."""
+    writer = PartWriter(spec, number)
+    for batch in batches:
+        writer.write(batch)
+    return writer.close()
+
+
+def dense_spec(spec: BuildSpec) -> BuildSpec:
+    """How the on-disk index of a master in order of frequency is itself written: a relation clustered by key."""
+    return BuildSpec(spec.root, spec.folder, ("key",), DENSE_SCHEMA, "key", spec.segment_bytes)
+
+
+def read_entries(spec: BuildSpec, summary: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    """The index entries that one task of a "frequency" build has written, not yet sorted by key."""
+    store = Store(spec.root)
+    with store.fs.open_input_file(store.full(summary["entries"]["file"])) as file:
+        yield from pa.ipc.open_stream(file)

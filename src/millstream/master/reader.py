@@ -1,0 +1,333 @@
+"""Reading segments of a master: where they are, fetched in file order with several reads in flight, checked and mapped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import CorruptMaster, MasterNotFound
+from ..kernels import segments as kernel
+from ..kernels.hashing import checksum
+from ..kernels.pages import PageTable
+from .files import Store
+from .manifest import Part
+
+PAGE = 4096
+GAP = 32 * 1024  # reading over a gap this small is cheaper than a second read
+IN_FLIGHT = 4
+
+
+@dataclass(frozen=True)
+class SegmentIndex:
+    """The sparse index: for each segment its first key and where it lies. Global segment number = position."""
+
+    first_key: np.ndarray
+    file: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+    rows: np.ndarray
+    checksum: np.ndarray
+    part_start: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first_key)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.first_key, self.file, self.offset, self.length, self.rows, self.checksum, self.part_start)
+        return sum(array.nbytes for array in arrays)
+
+    def segment_of(self, keys: np.ndarray) -> np.ndarray:
+        """The only segment that can hold each key, -1 for keys before the first one."""
+        return np.searchsorted(self.first_key, keys, side="right") - 1
+
+
+BYTES_PER_SEGMENT = 8 + 4 + 8 + 8 + 4 + 8
+
+
+def load_index(store: Store, parts: tuple[Part, ...]) -> SegmentIndex:
+    """Read the index files of some parts, checked."""
+    tables = [_read_checked(store, part.index, part.index_checksum) for part in parts]
+    counts = [table.num_rows for table in tables]
+
+    def column(name: str, dtype: type) -> np.ndarray:
+        arrays = [table.column(name).to_numpy() for table in tables]
+        return np.ascontiguousarray(np.concatenate(arrays) if arrays else [], dtype=dtype)
+
+    return SegmentIndex(
+        first_key=column("first_key", np.int64),
+        file=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
+        offset=column("offset", np.int64),
+        length=column("length", np.int64),
+        rows=column("rows", np.int32),
+        checksum=column("checksum", np.uint64),
+        part_start=np.concatenate(([0], np.cumsum(counts, dtype=np.int64))) if parts else np.zeros(1, dtype=np.int64),
+    )
+
+
+@dataclass(frozen=True)
+class KeyFilter:
+    """The membership filter over all keys, in memory."""
+
+    first_key: np.ndarray
+    begin: np.ndarray
+    blocks: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        return self.first_key.nbytes + self.begin.nbytes + self.blocks.nbytes
+
+
+def load_filter(store: Store, parts: tuple[Part, ...]) -> KeyFilter:
+    """Read the filters of some parts, checked."""
+    firsts: list[np.ndarray] = []
+    sizes: list[np.ndarray] = []
+    total = sum(part.filter_bytes for part in parts)
+    blocks = np.empty(total // 32 + 1, dtype="V32")
+    used = 0
+    for part in parts:
+        assert part.filter is not None
+        table = _read_checked(store, part.filter, part.filter_checksum)
+        firsts.append(table.column("first_key").to_numpy())
+        for chunk in table.column("blocks"):
+            raw = np.frombuffer(chunk.as_buffer(), dtype="V32")
+            blocks[used : used + len(raw)] = raw
+            used += len(raw)
+            sizes.append(np.array([len(raw)]))
+    begin = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]) if sizes else np.zeros(1)
+    return KeyFilter(
+        first_key=np.ascontiguousarray(np.concatenate(firsts) if firsts else [], dtype=np.int64),
+        begin=begin.astype(np.int64),
+        blocks=blocks[:used].view(np.uint32).reshape(-1, 8),
+    )
+
+
+def _read_checked(store: Store, name: str, expected: int) -> pa.Table:
+    try:
+        content = store.read(name)
+    except FileNotFoundError as error:
+        raise CorruptMaster(f"{store.full(name)} is missing; build the master again") from error
+    if checksum(content) != expected:
+        raise CorruptMaster(f"{store.full(name)} is damaged: its checksum does not fit; build the master again")
+    return pa.ipc.open_stream(content).read_all()
+
+
+class SegmentReader:
+    """Fetches segments of one set of parts. Opens files when first needed; not thread-safe."""
+
+    def __init__(self, store: Store, parts: tuple[Part, ...], index: SegmentIndex, *, direct: bool = False) -> None:
+        self.store = store
+        self.parts = parts
+        self.index = index
+        self.direct = direct and store.local
+        self._handles: dict[int, int] = {}
+        self._files: dict[int, pa.NativeFile] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._descriptors = np.full(len(parts), -1, dtype=np.int32)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        for handle in self._handles.values():
+            os.close(handle)
+        for file in self._files.values():
+            file.close()
+        self._handles, self._files = {}, {}
+        self._descriptors[:] = -1
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="millstream-read")
+        return self._pool
+
+    def runs(self, wanted: np.ndarray, *, gap: int = GAP) -> Runs:
+        """Group segment numbers in rising order into runs of bytes that are read at once."""
+        index = self.index
+        file, start = index.file[wanted], index.offset[wanted]
+        end = start + index.length[wanted]
+        new = np.ones(len(wanted), dtype=np.bool_)
+        new[1:] = (file[1:] != file[:-1]) | (start[1:] - end[:-1] > gap)
+        first = np.flatnonzero(new)
+        last = np.append(first[1:], len(wanted)) - 1
+        offset, stop = start[first], end[last]
+        if self.direct:
+            offset = offset & -PAGE
+            stop = (stop + PAGE - 1) & -PAGE
+        length = stop - offset
+        target = np.concatenate(([0], np.cumsum(length)[:-1])).astype(np.int64)
+        if not self.direct:
+            target = np.concatenate(([0], np.cumsum((length + 63) & -64)[:-1])).astype(np.int64)
+        position = start - np.repeat(offset, last - first + 1) + np.repeat(target, last - first + 1)
+        return Runs(file[first], offset, length, target, position)
+
+    def fetch(self, runs: Runs, address: int, *, in_flight: int = 1) -> list[Future[int]]:
+        """Start to read runs to memory at an address; results are the number of a run that came short, or -1."""
+        for number in np.unique(runs.file).tolist():
+            self._open(number)
+        if not self.store.local:
+            return [self.pool.submit(self._read_remote, runs, i, address) for i in range(len(runs.file))]
+        descriptors = self._descriptors[runs.file]
+        pieces = min(in_flight, len(runs.file))
+        bounds = np.linspace(0, len(runs.file), pieces + 1).astype(int)
+        return [
+            self.pool.submit(
+                _read, descriptors[a:b], runs.offset[a:b], runs.needed(self.direct)[a:b], runs.target[a:b] + address, a
+            )
+            for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+        ]
+
+    def read(self, runs: Runs, address: int) -> int:
+        """Read runs in this thread, one after the other."""
+        for number in np.unique(runs.file).tolist():
+            self._open(number)
+        if not self.store.local:
+            for i in range(len(runs.file)):
+                short = self._read_remote(runs, i, address)
+                if short >= 0:
+                    return short
+            return -1
+        return _read(self._descriptors[runs.file], runs.offset, runs.needed(self.direct), runs.target + address, 0)
+
+    def _read_remote(self, runs: Runs, i: int, address: int) -> int:
+        data = self._files[int(runs.file[i])].read_at(int(runs.length[i]), int(runs.offset[i]))
+        if len(data) < runs.length[i]:
+            return i
+        raw = np.frombuffer(data, dtype=np.uint8)
+        kernel.copy_to(raw.ctypes.data, address + int(runs.target[i]), raw.nbytes)
+        return -1
+
+    def _open(self, number: int) -> None:
+        if number in self._handles or number in self._files:
+            return
+        name = self.store.full(self.parts[number].file)
+        try:
+            if self.store.local:
+                handle = os.open(name, os.O_RDONLY | (os.O_DIRECT if self.direct else 0))
+                self._handles[number] = handle
+                self._descriptors[number] = handle
+            else:
+                self._files[number] = self.store.fs.open_input_file(name)
+        except FileNotFoundError as error:
+            raise MasterNotFound(f"{name} is gone: this version of the master was dropped; open the master again") from error
+
+    def describe(self, segment: int) -> str:
+        """A segment for an error message: its file, its number and where it lies."""
+        number = int(self.index.file[segment])
+        inside = segment - int(self.index.part_start[number])
+        where = f"bytes {self.index.offset[segment]} to {self.index.offset[segment] + self.index.length[segment]}"
+        return f"segment {inside} of {self.store.full(self.parts[number].file)} ({where})"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Reads to be made: file, offset and length of each, where it goes, and where each wanted segment then starts."""
+
+    file: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+    target: np.ndarray
+    position: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory from the first target to the end of the last run."""
+        return int(self.target[-1] + self.length[-1]) if len(self.target) else 0
+
+    def needed(self, direct: bool) -> np.ndarray:
+        """Least bytes that each read must bring: an aligned read may end early, at the end of its file."""
+        return self.length - PAGE + 1 if direct else self.length
+
+
+def _read(descriptors: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, targets: np.ndarray, base: int) -> int:
+    short = kernel.read_runs(descriptors, offsets, lengths, targets)
+    return base + int(short) if short >= 0 else -1
+
+
+class DiskBuffer:
+    """The disk buffer D_B: a fixed piece of memory that holds some segments, mapped as pages.
+
+    Invariant: the pages of the last `load` are valid until the next `start`.
+    """
+
+    def __init__(self, reader: SegmentReader, pages: PageTable, size: int) -> None:
+        self.reader = reader
+        self.pages = pages
+        self.size = -(-size // PAGE) * PAGE
+        self._memory = np.empty(self.size + PAGE, dtype=np.uint8)
+        self._address = (self._memory.ctypes.data + PAGE - 1) & -PAGE
+        self._numbers: list[int] = []
+        self._wanted = np.empty(0, dtype=np.int64)
+        self._runs: Runs | None = None
+        self._pending: list[Future[int]] = []
+        self.reads = 0
+        self.bytes_read = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
+
+    def fit(self, wanted: np.ndarray) -> int:
+        """How many of the first wanted segments (rising) the buffer can hold at once; at least one is asked for."""
+        index = self.reader.index
+        slack = 2 * PAGE if self.reader.direct else 64
+        start, end = index.offset[wanted], index.offset[wanted] + index.length[wanted]
+        step = end - start + slack
+        step[1:] = np.where(
+            (index.file[wanted[1:]] == index.file[wanted[:-1]]) & (start[1:] - end[:-1] <= GAP), end[1:] - end[:-1], step[1:]
+        )
+        return max(1, int(np.searchsorted(np.cumsum(step), self.size, side="right")))
+
+    def start(self, wanted: np.ndarray, *, in_flight: int = 0) -> None:
+        """Begin to read segments; with `in_flight` in the background, otherwise when `finish` is called."""
+        self._wanted = wanted
+        self._runs = self.reader.runs(wanted)
+        assert self._runs.nbytes <= self.size
+        self._pending = self.reader.fetch(self._runs, self._address, in_flight=in_flight) if in_flight else []
+
+    def finish(self) -> tuple[np.ndarray, np.ndarray]:
+        """Wait for the segments, check and map them: page number and rows of each."""
+        runs, wanted, index = self._runs, self._wanted, self.reader.index
+        assert runs is not None
+        if self._pending:
+            short = max(future.result() for future in self._pending)
+            self._pending = []
+        else:
+            short = self.reader.read(runs, self._address)
+        if short >= 0:
+            in_run = index.offset[wanted] >= runs.offset[short]
+            raise CorruptMaster(f"{self.reader.describe(int(wanted[int(np.argmax(in_run))]))} is cut off; build the master again")
+        while len(self._numbers) < len(wanted):
+            self._numbers.append(self.pages.reserve(self._memory))
+        numbers = np.array(self._numbers[: len(wanted)], dtype=np.int64)
+        counts = index.rows[wanted]
+        bad, why = kernel.map_segments(
+            runs.position + self._address,
+            index.length[wanted],
+            index.checksum[wanted],
+            counts,
+            self.pages.addresses,
+            numbers,
+            self.pages.layout.buffers,
+        )
+        if bad >= 0:
+            reason = "its checksum does not fit its content" if why == kernel.BAD_CHECKSUM else "it is not a record batch"
+            raise CorruptMaster(f"{self.reader.describe(int(wanted[bad]))} is damaged: {reason}; build the master again")
+        self.reads += len(runs.file)
+        self.bytes_read += int(runs.length.sum())
+        return numbers, counts
+
+    def load(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Read segments now."""
+        self.start(wanted)
+        return self.finish()

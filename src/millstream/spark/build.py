@@ -1,0 +1,142 @@
+"""`millstream.build_master`: a Spark job that sorts any batch DataFrame into the segments of a master.
+
+    rows --> hash of the key --> ranges of keys --> sorted --> one part file per task --> manifest, by the driver
+             (not for one integer)    (shuffle)                (only its summary comes back)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from ..errors import InputError
+from ..master import Build, BuildSpec, Master, write_part
+from ..master.build import SEGMENT_BYTES, check_frequency
+from ..master.manifest import Layout
+from ..master.parts import DENSE_SCHEMA, dense_spec, read_entries
+from .types import arrow_schema, check_collation, column, spark_fields
+
+_SUMMARY = "summary string"
+_FREQUENCY = "__frequency__"
+
+
+def build_master(
+    df: DataFrame,
+    path: str | Path,
+    key: str | Sequence[str],
+    *,
+    layout: Layout = "key",
+    frequency: str | None = None,
+    segment_bytes: int = SEGMENT_BYTES,
+    partitions: int | None = None,
+) -> Master:
+    """Build a master from a batch DataFrame, or the next version of the master that is at `path`.
+
+    key: a column or a list of columns, of any type that Spark can join on.
+    layout: "key" clusters the rows by key; "frequency" puts the rows that are asked for most often first, with an
+        index on disk; `frequency` is then the column that says how often (its highest value counts for a key).
+    segment_bytes: size of the pieces that are read from disk; a key with many rows makes a larger one.
+    partitions: how many tasks sort and write; by default Spark's own choice.
+
+    Nothing is seen of the new version before it is complete, and a build that fails leaves what was there. Rows with
+    a NULL in the key are kept, though they match nothing.
+    """
+    if df.isStreaming:
+        raise InputError("a master is built from a batch DataFrame, and this one is streaming")
+    schema = arrow_schema(df.schema)
+    check_frequency(schema, layout, frequency)
+    with Build.begin(path, schema, key=key, layout=layout, segment_bytes=segment_bytes) as build:
+        spec = build.spec
+        check_collation(df.schema, spec.key)
+        rows = _hashed(df, spec)
+        if frequency is None:
+            ordered = _ranges(rows, [column(name) for name in spec.sort_columns], partitions)
+            return build.commit(_write(ordered, spec))
+        ordered = _by_frequency(rows, spec, frequency, partitions)
+        summaries = _write(ordered, spec)
+        return build.commit(summaries, _write_dense(df, spec, summaries))
+
+
+def _hashed(df: DataFrame, spec: BuildSpec) -> DataFrame:
+    """The rows behind the hash by which they are clustered, if the key is not one integer."""
+    if spec.hash_column is None:
+        return df
+    return df.withColumn(spec.hash_column, F.xxhash64(*[column(name) for name in spec.key]))
+
+
+def _ranges(df: DataFrame, order: Sequence[Any], partitions: int | None) -> DataFrame:
+    """Sorted partitions, one range of the first of the sort columns each, so that a key is never cut apart."""
+    ranges = df.repartitionByRange(partitions, order[0]) if partitions else df.repartitionByRange(order[0])
+    return ranges.sortWithinPartitions(*order)
+
+
+def _by_frequency(df: DataFrame, spec: BuildSpec, frequency: str, partitions: int | None) -> DataFrame:
+    """Rows by falling frequency of their key, the rows of a key together."""
+    cluster = column(spec.cluster_column)
+    weight = F.coalesce(F.nanvl(column(frequency).cast("double"), F.lit(0.0)), F.lit(0.0))
+    rows = df.withColumn(_FREQUENCY, F.max(weight).over(Window.partitionBy(cluster)))
+    order = [F.col(_FREQUENCY).desc(), cluster.asc()]
+    ranges = rows.repartitionByRange(partitions, *order) if partitions else rows.repartitionByRange(*order)
+    return ranges.sortWithinPartitions(*order)
+
+
+def _write(ordered: DataFrame, spec: BuildSpec) -> list[dict[str, Any]]:
+    """Write each partition as a part; their summaries, which are all that comes to the driver."""
+    return [json.loads(row.summary) for row in ordered.mapInArrow(WritePart(spec), _SUMMARY).collect()]
+
+
+def _write_dense(df: DataFrame, spec: BuildSpec, summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort the index entries that the parts left behind by key, and write them as parts of their own."""
+    if not summaries:
+        return []
+    files = df.sparkSession.createDataFrame([(json.dumps(summary),) for summary in summaries], "summary string")
+    entries = files.repartition(len(summaries)).mapInArrow(ReadEntries(spec), _struct(DENSE_SCHEMA))
+    return _write(_ranges(entries, [F.col("key")], None), dense_spec(spec))
+
+
+def _struct(schema: pa.Schema) -> Any:
+    from pyspark.sql.types import StructType
+
+    return StructType(spark_fields(schema))
+
+
+@dataclass(frozen=True)
+class WritePart:
+    """A task that writes its sorted rows as one part; an attempt that fails leaves a file that nobody refers to."""
+
+    spec: BuildSpec
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            return
+        context = TaskContext.get()
+        assert context is not None
+        summary = write_part(self.spec, _chain(first, batches), context.partitionId())
+        yield pa.RecordBatch.from_pydict({"summary": [json.dumps(summary)]})
+
+
+@dataclass(frozen=True)
+class ReadEntries:
+    """A task that reads the index entries of parts whose summaries it gets."""
+
+    spec: BuildSpec
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for text in batch.column("summary").to_pylist():
+                yield from read_entries(self.spec, json.loads(text))
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    del first
+    yield from rest

@@ -1,0 +1,160 @@
+"""`millstream.join`: a DataFrame joined with a master on disk, inside a memory budget."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql.types import StructType
+
+from .. import joins
+from ..errors import BudgetTooSmall, ColumnClash, InputError
+from ..master import Master
+from ..units import format_bytes, parse_bytes
+from .metrics import CARRIER, CARRIER_FIELD, is_observation, observation_name, observed
+from .task import JoinTask
+from .types import arrow_schema, check_collation, column, spark_fields
+
+if TYPE_CHECKING:
+    from ..joins.plan import On
+
+WORKER_POOL = "MILLSTREAM_JOIN"
+
+
+def join(
+    stream_df: DataFrame,
+    master: Master | str | Path,
+    on: On,
+    *,
+    how: str = "inner",
+    memory: int | str = "256MB",
+    algorithm: str = "auto",
+    columns: Sequence[str] | None = None,
+    shuffle: bool = False,
+    metrics: str | Observation | bool | None = None,
+) -> DataFrame:
+    """The rows of `stream_df`, a streaming or batch DataFrame, joined with a master; nothing is run.
+
+    on: a column, a list of columns, or {stream column: master column}; names the key of the master.
+    how: inner, left, left_semi or left_anti.
+    memory: bytes, or a text like "64MB" or "1GiB", for one task slot, all components of the operator together.
+    algorithm: one of `millstream.joins.ALGORITHMS`; "auto" chooses by itself while it runs.
+    columns: master columns to bring, by default all but the key.
+    shuffle: bring equal keys into the same task first; worth it for flat key distributions only.
+    metrics: the name under which the operator's counters appear in the query's progress (see `join_metrics`), by
+        default `millstream.<last part of the master's path>`; an `Observation` for a batch DataFrame; False for none.
+
+    A streaming DataFrame follows the master: each micro-batch sees the version that was the newest when it first ran,
+    also when it is replayed. A batch DataFrame sees the version of the given `Master`, or for a path the newest.
+    """
+    opened = master if isinstance(master, Master) else Master.open(master)
+    case_sensitive = stream_df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    stream = arrow_schema(stream_df.schema)
+    pairs = _pairs(on, stream.names, opened, case_sensitive=case_sensitive)
+    if columns is not None and not isinstance(columns, str):
+        columns = [_resolved(name, opened.schema.names, case_sensitive) for name in columns]
+    output = joins.output_schema(stream, opened, on=pairs, how=how, columns=columns)
+    brought = output.names[len(stream) :]
+    _check_names(stream.names, brought, case_sensitive=case_sensitive)
+    check_collation(stream_df.schema, pairs)
+    if not (metrics is None or isinstance(metrics, bool | str) or is_observation(metrics)):
+        raise InputError(f"metrics must be a name, an Observation, or False for none, not {metrics!r}")
+    budget = parse_bytes(memory)
+    _check_budget(opened, budget, algorithm, pairs, how, brought)
+    if shuffle:
+        stream_df = stream_df.repartition(*[column(name) for name in pairs])
+    task = JoinTask(
+        path=opened.path,
+        version=opened.version,
+        follows=stream_df.isStreaming or not isinstance(master, Master),
+        algorithm=algorithm,
+        on=tuple(pairs.items()),
+        how=how,
+        memory=budget,
+        columns=tuple(brought) if how in ("inner", "left") else None,
+        direct=opened.direct,
+        stream=stream,
+        output=output,
+        carriers=metrics is not False,
+    )
+    fields = [*stream_df.schema.fields, *spark_fields(output)[len(stream) :]]
+    with _workers_of(stream_df, task):
+        if metrics is False:
+            return stream_df.mapInArrow(task, StructType(fields))
+        results = stream_df.mapInArrow(task, StructType([*fields, CARRIER_FIELD]))
+    return observed(results, observation_name(opened.path) if metrics is None or metrics is True else metrics)
+
+
+def _pairs(on: On, stream: Sequence[str], master: Master, *, case_sensitive: bool) -> dict[str, str]:
+    """`on` as {stream column: master column}, with names as both sides spell them."""
+    if isinstance(on, str):
+        given = {on: on}
+    elif isinstance(on, Mapping):
+        given = dict(on)
+    else:
+        given = {name: name for name in on}
+        if len(given) != len(list(on)):
+            raise InputError(f"on names a column twice: {list(on)}")
+    pairs = {
+        _resolved(left, stream, case_sensitive): _resolved(right, master.schema.names, case_sensitive)
+        for left, right in given.items()
+    }
+    if len(pairs) != len(given):
+        raise InputError(f"on names a column twice: {list(given)}")
+    return pairs
+
+
+def _resolved(name: str, names: Sequence[str], case_sensitive: bool) -> str:
+    """A column's name as it is spelt among `names`, the way Spark would find it; as given if it is not there."""
+    if name in names or case_sensitive or not isinstance(name, str):
+        return name
+    alike = [other for other in names if other.lower() == name.lower()]
+    return alike[0] if len(alike) == 1 else name
+
+
+def _check_names(stream: Sequence[str], brought: Sequence[str], *, case_sensitive: bool) -> None:
+    if CARRIER in (*stream, *brought):
+        raise ColumnClash(f"the column name {CARRIER} is taken by Millstream; rename it first")
+    if not case_sensitive:
+        alike = sorted({name.lower() for name in stream} & {name.lower() for name in brought})
+        if alike:
+            raise ColumnClash(
+                f"stream and master both have a column {', '.join(map(repr, alike))} but for upper and lower case; "
+                "choose what to bring with columns=[...] or rename it in the stream"
+            )
+
+
+def _check_budget(
+    master: Master, budget: int, algorithm: str, pairs: Mapping[str, str], how: str, brought: Sequence[str]
+) -> None:
+    least = joins.least_memory(algorithm, master, on=pairs, how=how, columns=list(brought) or None)
+    if budget < least:
+        raise BudgetTooSmall(
+            f"memory of {format_bytes(budget)} is too small for {algorithm} on {master.path}: "
+            f"give at least {format_bytes(least)} ({least} bytes)",
+            least=least,
+        )
+
+
+@contextmanager
+def _workers_of(stream_df: DataFrame, task: JoinTask) -> Iterator[None]:
+    """Give the functions made inside Python workers of their own.
+
+    Spark shares idle Python workers among functions with the same environment and hands them out in turn, so with two
+    joins in a query every worker would come to hold an operator of each, twice the memory that was asked for. A
+    variable in the environment keeps the workers of a join apart. Spark Connect has no such environment: there a
+    worker stays warm for `warm.KEPT` joins.
+    """
+    context = getattr(stream_df.sparkSession, "_sc", None)
+    if context is None:
+        yield
+        return
+    context.environment[WORKER_POOL] = hashlib.sha256(repr(task.identity).encode()).hexdigest()[:16]
+    try:
+        yield
+    finally:
+        context.environment.pop(WORKER_POOL, None)
