@@ -102,10 +102,16 @@ def test_values_are_compared(algorithm: str, how: str, pair: str, masters: Maste
     table = pa.table({"k": right, "row": list(range(len(right)))})
     master = masters(f"coerced {pair}", table, key="k")
     result = run_join(algorithm, master, stream, on="k", how=how)
-    expected = expected_join(stream, table, on="k", how=how)
-    assert_same_bag(result.drop(["k"]), expected.drop(["k"]))
-    assert sorted(map(repr, result["k"].to_pylist())) == sorted(map(repr, expected["k"].to_pylist()))
-    assert len(expected_join(stream, table, on="k", how="inner")) > 0
+    assert_same_bag(plain(result), expected_join(plain(stream), table, on="k", how=how))
+    assert len(expected_join(plain(stream), table, on="k", how="inner")) > 0
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """The same with strings for views and dictionaries, which pyarrow cannot take rows from."""
+    kind = table["k"].type
+    if pa.types.is_dictionary(kind) or pa.types.is_string_view(kind):
+        return table.set_column(0, "k", table["k"].cast(pa.string()))
+    return table
 
 
 @pytest.mark.parametrize("algorithm", joins.ALGORITHMS)

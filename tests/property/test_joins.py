@@ -88,7 +88,8 @@ def plain_join(case: Case, stream: pa.Table, master: pa.Table) -> pa.Table:
             rows.setdefault(comparable(key), []).append(number)
     found = [[] if None in key else rows.get(comparable(key), []) for key in case.stream]
     if case.how in ("left_semi", "left_anti"):
-        return stream.take([i for i, matches in enumerate(found) if bool(matches) == (case.how == "left_semi")])
+        kept = [i for i, matches in enumerate(found) if bool(matches) == (case.how == "left_semi")]
+        return stream.take(pa.array(kept, pa.int64()))
     pairs = [(i, r) for i, matches in enumerate(found) for r in (matches or ([None] if case.how == "left" else []))]
     result = stream.take(pa.array([s for s, _ in pairs], pa.int64()))
     taken = master.drop(case.names).take(pa.array([r for _, r in pairs], pa.int64()))

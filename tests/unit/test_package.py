@@ -16,7 +16,7 @@ WITH_SPARK = ["build_master", "join"]
 def spark_loaded_by(code: str) -> bool:
     """Whether a fresh Python has loaded pyspark after running the code."""
     probe = f"import sys\n{code}\nprint('pyspark' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip() == "True"
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InputError
@@ -95,18 +96,22 @@ def run_build(arguments: argparse.Namespace) -> None:
     is_csv = (arguments.format or ("csv" if arguments.source.endswith(_CSV_ENDINGS) else "parquet")) == "csv"
     if arguments.schema and not is_csv:
         raise InputError("--schema describes CSV; Parquet files carry their own schema")
+    if (
+        not any(sign in arguments.source for sign in ("://", "*", "?", "[", "{"))
+        and not Path(arguments.source).exists()
+    ):
+        raise InputError(f"there is nothing at {arguments.source}", path=arguments.source)
 
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     from millstream import build_master
-    from millstream.spark.session import local_session
 
     from .progress import spark_tasks
+    from .session import quiet_session
 
     options = {"layout": arguments.layout, "frequency": arguments.frequency, "segment_bytes": arguments.segment_bytes}
-    spark = local_session("millstream master build")
-    spark.sparkContext.setLogLevel("OFF")  # what goes wrong is said in one line below
+    spark = quiet_session("millstream master build")
     try:
         with spark_tasks(spark, f"building {arguments.path}"):
             rows = _read(spark, arguments.source, is_csv=is_csv, schema=arguments.schema)
@@ -133,11 +138,11 @@ def _read(spark: SparkSession, source: str, *, is_csv: bool, schema: str | None)
 
 
 def _reason(problem: Exception) -> str:
-    """The line of a Spark error that says most: that of its innermost named condition, or the first."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"(Caused by: .*: )?\[[A-Z_.]+\] ", line)]
-    line = (named or lines or [type(problem).__name__])[-1 if named else 0]
-    return re.sub(r"^Caused by: \S+: |\s*SQLSTATE: \w+$", "", line)
+    """What a Spark error says in one line: its innermost named condition or Python error, or else its first line."""
+    text = str(problem)
+    named = re.findall(r"\[[A-Z][A-Z0-9_.]+\] .+|^(?:millstream\.errors\.\w+|\w*Error): .+", text, re.MULTILINE)
+    line = named[-1] if named else next(iter(text.strip().splitlines()), type(problem).__name__)
+    return re.sub(r"^millstream\.errors\.\w+: |\s*SQLSTATE: \w+$", "", line)
 
 
 def run_show(arguments: argparse.Namespace) -> None:

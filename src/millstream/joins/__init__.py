@@ -11,10 +11,15 @@ from ..errors import InputError
 from ..master import Master
 from .auto import AutoJoin
 from .base import Operator
+from .cachejoin import CacheJoin
+from .hybridjoin import HybridJoin
+from .inlj import IndexNestedLoopJoin
 from .ledger import Ledger
+from .moij import Moij
 from .plan import HOWS, JoinPlan, On, check_how, master_columns
+from .xhybridjoin import XHybridJoin
 
-_OPERATORS: dict[str, type[Operator]] = {operator.name: operator for operator in (AutoJoin,)}
+_OPERATORS: dict[str, type[Operator]] = {operator.name: operator for operator in (AutoJoin, Moij, CacheJoin, XHybridJoin, HybridJoin, IndexNestedLoopJoin)}
 ALGORITHMS: tuple[str, ...] = tuple(_OPERATORS)
 
 

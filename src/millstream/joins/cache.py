@@ -146,8 +146,29 @@ class MasterCache:
         self.table.drop(entries)
 
     def evict(self, entries: np.ndarray) -> None:
-        """Forget entries at once; their bytes come back when their pages are cleaned."""
+        """Forget entries at once; their bytes come back when their pages are cleaned or repacked."""
         self._evict(entries)
+
+    def repack(self) -> None:
+        """Rewrite the pages of which a quarter or more is gone, several into one."""
+        kept: deque[_Page] = deque()
+        sparse: list[_Page] = []
+        while self.order:
+            page = self.order.popleft()
+            gone = 1 - len(self.live(page)) / max(1, len(page.entries))
+            (sparse if gone >= 0.25 or page.size < 8 * PAGE_OVERHEAD else kept).append(page)
+        self.order = kept
+        while sparse:
+            group: list[_Page] = []
+            size = 0
+            while sparse and (not group or size + sparse[0].size <= min(4 << 20, self.ledger.free // 2)):
+                group.append(sparse.pop(0))
+                size += group[-1].size
+            entries = np.concatenate([self.live(page) for page in group])
+            if len(entries):
+                self._move(entries)
+            for page in group:
+                self._discard(page)
 
     @property
     def cached_rows(self) -> int:

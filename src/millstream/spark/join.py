@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +16,10 @@ from ..units import format_bytes, parse_bytes
 from .metrics import CARRIER, CARRIER_FIELD, is_observation, observation_name, observed
 from .task import JoinTask
 from .types import arrow_schema, check_collation, column, spark_fields
+from .workers import own_workers
 
 if TYPE_CHECKING:
     from ..joins.plan import On
-
-WORKER_POOL = "MILLSTREAM_JOIN"
 
 
 def join(
@@ -82,7 +79,8 @@ def join(
         carriers=metrics is not False,
     )
     fields = [*stream_df.schema.fields, *spark_fields(output)[len(stream) :]]
-    with _workers_of(stream_df, task):
+    stream_df = stream_df.toDF(*[f"c{number}" for number in range(len(stream))])  # mapInArrow chokes on dots in names
+    with own_workers(stream_df.sparkSession, task.identity):
         if metrics is False:
             return stream_df.mapInArrow(task, StructType(fields))
         results = stream_df.mapInArrow(task, StructType([*fields, CARRIER_FIELD]))
@@ -138,23 +136,3 @@ def _check_budget(
             f"give at least {format_bytes(least)} ({least} bytes)",
             least=least,
         )
-
-
-@contextmanager
-def _workers_of(stream_df: DataFrame, task: JoinTask) -> Iterator[None]:
-    """Give the functions made inside Python workers of their own.
-
-    Spark shares idle Python workers among functions with the same environment and hands them out in turn, so with two
-    joins in a query every worker would come to hold an operator of each, twice the memory that was asked for. A
-    variable in the environment keeps the workers of a join apart. Spark Connect has no such environment: there a
-    worker stays warm for `warm.KEPT` joins.
-    """
-    context = getattr(stream_df.sparkSession, "_sc", None)
-    if context is None:
-        yield
-        return
-    context.environment[WORKER_POOL] = hashlib.sha256(repr(task.identity).encode()).hexdigest()[:16]
-    try:
-        yield
-    finally:
-        context.environment.pop(WORKER_POOL, None)

@@ -1,0 +1,97 @@
+"""CACHEJOIN, CJ (Naeem et al.: Big Data Velocity Management, sections II.B and IV.A, there as the baseline of MOIJ).
+
+HYBRIDJOIN with a cache of single rows of R before it. The stream-probing phase looks a row up in H_R; what is not there
+waits in H_S for the disk-probing phase. A key that as many rows waited for as a threshold says is frequent: its
+master rows move to H_R.
+
+Legend: H_R = `cache`, a fixed half of the memory; threshold = `frequent`.
+
+The threshold adapts so that H_R fills and stays worth its memory: while H_R has room two waiting rows make a key
+frequent; when H_R is full, its coldest rows make room and the threshold is what those rows were hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from ..master import Master
+from .cache import MasterCache, entry_bytes
+from .hybridjoin import HybridJoin
+
+LEAST_CACHE = 24 * 1024
+BATCH = 512  # frequent keys are collected before they are copied, to keep pages large
+
+
+class CacheJoin(HybridJoin):
+    """Invariants: those of HYBRIDJOIN, and no key is both cached and waited for by rows that came after it was cached."""
+
+    name: ClassVar[str] = "cachejoin"
+    waiting_share: ClassVar[float] = 0.5
+    cache_share: ClassVar[float] = 0.5
+    frequent = 2
+
+    @classmethod
+    def _least_own(cls, master: Master, brought: Sequence[str]) -> int:
+        return 2 * HybridJoin._least_own(master, brought) + LEAST_CACHE
+
+    def _make_memory(self) -> None:
+        assert self.plan is not None
+        schema = self.pages.layout.schema
+        verified = [schema.get_field_index(name) for name in self.master.key] if self.comparison else []
+        kept = sorted({*self.plan.brought, *verified})
+        statistics = self.master.statistics
+        row = max(8.0, statistics.average_row_bytes * len(kept) / max(1, len(schema)))
+        self.key_bytes = entry_bytes(row, max(1.0, statistics.rows_per_key))
+        self.cache_limit = int(self.ledger.free * self.cache_share)
+        keys = int(min(statistics.distinct_keys + 16, self.cache_limit / self.key_bytes))
+        self.cache = MasterCache(self.pages, kept, self.ledger, capacity=max(16, keys))
+        self.page_limit = max(0, self.cache_limit - self.ledger.components["master cache"])
+        self._probes = 0
+
+    def _page_limit(self) -> int:
+        return self.waiting.bytes + max(0, self.ledger.free - max(0, self.page_limit - self.cache.bytes))
+
+    def _probe_memory(self, refs: np.ndarray, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
+        first, rows = self.cache.probe(keys)
+        hit = rows >= 0
+        hits = int(hit.sum())
+        self.stats.cache_hits += hits
+        self._probes += len(keys)
+        if hits:
+            yield from self._resolve(refs[hit], first[hit], rows[hit])
+            refs, keys = refs[~hit], keys[~hit]
+        return refs, keys
+
+    def _matched(self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:
+        good = waiting >= self.frequent
+        if good.any():
+            self._switch(keys[good], first[good], counts[good], waiting[good])
+        self.stats.cached_rows = self.cache.cached_rows if self.stats.iterations % 64 == 0 else self.stats.cached_rows
+        self.stats.evicted_rows = self.cache.evicted
+
+    def _switch(self, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:
+        """Move keys to H_R; when it is full its coldest rows go first."""
+        done = self.cache.admit(keys, first, counts, waiting, self.page_limit)
+        if done < len(keys) and self.cache.order:
+            self._make_colder_room()
+            self.cache.admit(keys[done:], first[done:], counts[done:], waiting[done:], self.page_limit)
+
+    def _make_colder_room(self) -> None:
+        table = self.cache.table
+        used = table.rows >= 0
+        if self._probes > 8 * max(1024, table.used):
+            table.halve()
+            self._probes = 0
+        coldest = int(np.quantile(table.hits[used], 0.25, method="lower")) if used.any() else 0
+        self.frequent = max(2, coldest + 1)
+        self.cache.clean(max(1, self.cache.bytes // 8), coldest)
+
+    def _make_room(self, size: int) -> bool:
+        while self.ledger.free < size and self.cache.order:
+            self.cache.clean(max(1, self.cache.bytes // 8), 1 << 30)
+        self.page_limit = max(0, self.page_limit - size)
+        return self.ledger.free >= size

@@ -1,0 +1,182 @@
+"""HYBRIDJOIN (Naeem, Dobbie, Weber: X-HYBRIDJOIN for Near-Real-Time Data Warehousing, section 3).
+
+Waiting stream tuples sit in a hash table with a queue. Each iteration takes the key of the oldest tuple, loads the
+partition of R that holds it, and joins every row of that partition with whoever waits for it; the tuples that leave
+make room for as many new ones. Every read serves at least its oldest tuple, usually many more.
+
+    stream --> [probe memory] --> H_S + Q --oldest key--> index --> D_B <-- partition of R
+                     hit |            ^---------- matched tuples leave -----'
+                         v                               v
+                       result                          result
+
+Legend: H_S, Q = `waiting`; D_B = `buffer`; v_P = `disk_buffer` bytes; w = rows resolved in an iteration.
+
+The paper asks for a unique key in R; here all rows of a key lie in one segment and leave together, so duplicates are
+exact, and an oldest tuple whose key is not in its partition is absent.
+
+X-HYBRIDJOIN, CACHEJOIN and MOIJ extend this class by memory that is probed first and fed by what iterations find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from ..kernels import segments as kernel
+from ..kernels.stream_table import StreamTable
+from ..master import Master
+from ..master.reader import DiskBuffer
+from ..units import parse_bytes
+from .base import Operator
+from .waiting import WaitingRows
+
+DISK_BUFFER = 256 * 1024
+LEAST_WAITING = 64
+LEAST_WAITING_BYTES = 32 * 1024
+REFILL = 32  # refill when a 32nd of H_S is free: pages stay large and H_S nearly full
+
+
+class HybridJoin(Operator):
+    """Invariant: a stream row is in `waiting` or resolved; `waiting` rows have keys that memory did not have."""
+
+    name: ClassVar[str] = "hybridjoin"
+    waiting_share: ClassVar[float] = 0.95  # of the memory that is left after the disk buffer
+
+    def __init__(self, master: Master, *, disk_buffer: int | str | None = None, **arguments: Any) -> None:
+        super().__init__(master, **arguments)
+        least = self.least_disk_buffer(master)
+        self.disk_buffer = max(least, parse_bytes(disk_buffer, what="disk_buffer") if disk_buffer else self._default_buffer())
+        self.buffer = DiskBuffer(self.reader, self.pages, self.disk_buffer)
+        self.ledger.book("disk buffer", self.buffer.nbytes)
+
+    def _default_buffer(self) -> int:
+        return min(DISK_BUFFER, self.ledger.budget // 16)
+
+    @classmethod
+    def _least_own(cls, master: Master, brought: Sequence[str]) -> int:
+        return cls.least_disk_buffer(master) + StreamTable.bytes_for(LEAST_WAITING) + LEAST_WAITING_BYTES
+
+    def _start(self) -> None:
+        self._make_memory()
+        share = self.ledger.free if self.waiting_share >= 0.9 else int(self.ledger.free * self.waiting_share)
+        per_row = StreamTable.bytes_for(1 << 16) / (1 << 16) + _stream_row_bytes(self.stream.layout.schema)
+        capacity = max(LEAST_WAITING, int((share - LEAST_WAITING_BYTES) / per_row))
+        while capacity > LEAST_WAITING and StreamTable.bytes_for(capacity) + LEAST_WAITING_BYTES > share:
+            capacity = int(capacity * 0.95)
+        self.waiting = WaitingRows(self.stream, self.ledger, capacity=capacity)
+
+    def _make_memory(self) -> None:
+        """Set up what is probed before H_S; the plain algorithm has none."""
+
+    # -- stream-probing ----------------------------------------------------------------------------------------
+
+    def _arrive(self, refs: np.ndarray, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
+        refs, keys = yield from self._probe_memory(refs, keys)
+        yield from self._without_absent(refs, keys)
+        refs, keys = self.kept
+        while len(refs):
+            taken = self.waiting.add(refs, keys, self._page_limit())
+            refs, keys = refs[taken:], keys[taken:]
+            if len(refs):
+                yield from self._free_some(len(refs))
+
+    def _probe_memory(self, refs, keys):
+        """Resolve what memory has; a generator that returns the rest."""
+        return refs, keys
+        yield
+
+    def _page_limit(self) -> int:
+        """Bytes that the waiting rows themselves may take now."""
+        return self.waiting.bytes + self.ledger.free
+
+    def _free_some(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """Iterate until enough waiting rows have left to take in new ones."""
+        goal = min(rows, max(1, self.waiting.table.capacity // REFILL))
+        left = 0
+        while left < goal and len(self.waiting):
+            before = len(self.waiting)
+            yield from self._iterate()
+            left += before - len(self.waiting)
+        if self.waiting.wasted > 0.5 or not self._roomy():
+            self.waiting.compact()
+        if not len(self.waiting) and not self._roomy() and not self._make_room(8 * 1024):
+            self.ledger.add("stream table", int(self.waiting.row_bytes) + 8 * 1024)  # says how much would be needed
+
+    def _roomy(self) -> bool:
+        return self._page_limit() - self.waiting.bytes > 4096 + 8 * self.waiting.row_bytes
+
+    # -- disk-probing ------------------------------------------------------------------------------------------
+
+    def _iterate(self) -> Iterator[pa.RecordBatch]:
+        """One iteration: the partition of the oldest key against all that wait."""
+        self.stats.iterations += 1
+        oldest = self.waiting.table.oldest(1)
+        segment = int(self.locator.segments(oldest)[0])
+        if segment >= 0:
+            numbers, rows = self._load(self._partition(segment))
+            keys, first, counts = self._groups(numbers, rows)
+            waiting = self.waiting.table.count(keys)
+            hit = waiting > 0
+            keys, first, counts, waiting = keys[hit], first[hit], counts[hit], waiting[hit]
+            refs, which = self.waiting.table.remove(keys, waiting)
+            yield from self._resolve(refs, first[which], counts[which])
+            self.waiting.leave(refs)
+            self._matched(segment, keys, first, counts, waiting)
+        absent = self.waiting.table.count(oldest)
+        if absent[0]:
+            self._absent += int(absent[0])
+            refs, _ = self.waiting.table.remove(oldest, absent)
+            yield from self._unmatched(refs)
+            self.waiting.leave(refs)
+
+    def _partition(self, segment: int) -> np.ndarray:
+        """The segments around one that fit into the disk buffer, the same ones for all of them."""
+        index = self.reader.index
+        per_partition = max(1, self.disk_buffer // max(1, self.master.manifest.segment_bytes + 1024))
+        low = segment - segment % per_partition
+        high = min(low + per_partition, len(index))
+        wanted = np.arange(low, high, dtype=np.int64)
+        wanted = wanted[index.file[wanted] == index.file[segment]]
+        fits = self.buffer.fit(wanted)
+        if fits == len(wanted):
+            return wanted
+        at = int(np.searchsorted(wanted, segment))
+        wanted = wanted[min(at, max(0, len(wanted) - fits)) :]
+        fits = self.buffer.fit(wanted)
+        return wanted[:fits] if wanted[fits - 1] >= segment else np.array([segment], dtype=np.int64)
+
+    def _load(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        numbers, rows = self.buffer.load(wanted)
+        self.stats.disk_reads = self.buffer.reads
+        self.stats.bytes_read = self.buffer.bytes_read
+        self.stats.segments_read += len(wanted)
+        return numbers, rows
+
+    def _groups(self, numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The keys in loaded segments with the first row and the number of rows of each."""
+        total = int(rows.sum())
+        keys, first, counts = (np.empty(total, dtype=np.int64) for _ in range(3))
+        node = self.key_node
+        groups = kernel.group_pages(self.pages.addresses, node.first + 1, node.width, numbers, rows, keys, first, counts)
+        return keys[:groups], first[:groups], counts[:groups]
+
+    def _matched(self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:
+        """What an iteration joined, while its rows are still in the disk buffer: for those who keep some."""
+
+    def _drain(self) -> Iterator[pa.RecordBatch]:
+        while len(self.waiting):
+            yield from self._iterate()
+
+
+def _stream_row_bytes(schema: pa.Schema) -> float:
+    """About how many bytes a waiting row takes, before any is seen."""
+    total = 0.0
+    for entry in schema:
+        try:
+            total += entry.type.bit_width / 8
+        except ValueError:
+            total += 24
+    return total + len(schema) / 8 + 2
