@@ -46,6 +46,12 @@ PAYLOADS: dict[str, tuple[pa.DataType, list[object]]] = {
     "struct_of_list": (pa.struct([("tags", pa.list_(pa.string()))]), [{"tags": []}, {"tags": None}, {"tags": ["t"]}]),
     "map": (pa.map_(pa.string(), pa.int32()), [[], [("a", 1)], [("a", None), ("b", 2)]]),
     "map_of_structs": (pa.map_(pa.int32(), POINT), [[], [(1, {"x": 1, "label": "y"}), (2, None)]]),
+    "large_list": (pa.large_list(pa.int16()), [[], [1, None]]),
+    "fixed_list": (pa.list_(pa.int32(), 2), [[1, 2], [None, 3]]),
+    "fixed_binary": (pa.binary(5), [b"12345", b"\0\0\0\0\0"]),
+    "uint64": (pa.uint64(), [0, 2**64 - 1]),
+    "time": (pa.time64("us"), [dt.time(0, 0), dt.time(23, 59, 59, 999_999)]),
+    "duration": (pa.duration("us"), [dt.timedelta(0), dt.timedelta(days=-1)]),
     "nothing": (pa.null(), [None]),
 }
 

@@ -34,7 +34,7 @@ def same_rows() -> Callable[[DataFrame, DataFrame], int]:
 
     def check(ours: DataFrame, theirs: DataFrame) -> int:
         assert sorted(ours.columns) == sorted(theirs.columns)
-        names = sorted(theirs.columns)
+        names = [f"`{name}`" for name in sorted(theirs.columns)]
         left, right = (sorted(repr(tuple(row)) for row in df.select(*names).collect()) for df in (ours, theirs))
         assert left == right
         return len(left)

@@ -23,9 +23,9 @@ def key_columns(kind: str) -> list[str]:
     return [f"k{number}" for number in range(len(KEYS[kind]))]
 
 
-def with_nulls(kind: str) -> str:
-    """Select list of the key columns, some of which are NULL in every 13th row."""
+def with_nulls(kind: str) -> list[str]:
+    """Expressions of the key columns, some of which are NULL in every 13th row."""
     parts = []
     for number, (name, expression) in enumerate(zip(key_columns(kind), KEYS[kind], strict=True)):
         parts.append(f"case when id % 13 = 5 and id % {len(KEYS[kind])} = {number} then null else {expression} end as {name}")
-    return ", ".join(parts)
+    return parts

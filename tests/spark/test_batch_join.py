@@ -17,8 +17,8 @@ HOWS = ("inner", "left", "left_semi", "left_anti")
 def sides(spark, kind):
     """A master with duplicate and NULL keys, and a stream with duplicate, absent and NULL keys."""
     keys = with_nulls(kind)
-    master = spark.range(400).selectExpr("id % 300 as id", "id as row").selectExpr(keys, "row", "concat('n', row) as name")
-    stream = spark.range(600).selectExpr("(id * 7) % 450 as id", "id as event").selectExpr("event", keys)
+    master = spark.range(400).selectExpr("id % 300 as id", "id as row").selectExpr(*keys, "row", "concat('n', row) as name")
+    stream = spark.range(600).selectExpr("(id * 7) % 450 as id", "id as event").selectExpr("event", *keys)
     return stream, master
 
 

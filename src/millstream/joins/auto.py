@@ -38,9 +38,11 @@ from .cache import MasterCache, entry_bytes
 from .policy import CachePolicy
 from .waiting import PAGE_OVERHEAD
 
-SORT_BYTES = 72  # of sorting and locating for each waiting row
+SORT_BYTES = 24  # of keys and their order for each waiting row
+STRETCH_BYTES = 96  # of locating and joining for each row of a stretch
 LEAST_WAITING = 32 * 1024
-WAVE = 2 << 20
+WAVE = 4 << 20
+STRETCH = 1 << 17  # sorted rows that are located at once
 
 
 class AutoJoin(Operator):
@@ -51,7 +53,7 @@ class AutoJoin(Operator):
 
     @classmethod
     def _least_own(cls, master: Master, brought: Sequence[str]) -> int:
-        return cls.least_disk_buffer(master) + LEAST_WAITING + LEAST_SLICE * SORT_BYTES + 16 * 1024
+        return cls.least_disk_buffer(master) + LEAST_WAITING + LEAST_SLICE * STRETCH_BYTES + 16 * 1024
 
     def _start(self) -> None:
         master, budget = self.master, self.ledger.budget
@@ -63,7 +65,7 @@ class AutoJoin(Operator):
         assert self.plan is not None
         verified = [self.pages.layout.schema.get_field_index(name) for name in master.key] if self.comparison else []
         kept = sorted({*self.plan.brought, *verified})
-        share = self.ledger.free
+        share = self.ledger.free - budget // 16
         statistics = master.statistics
         whole = statistics.bytes + entry_bytes(0, 0) * statistics.distinct_keys * 1.1 + (4 << 20)
         self.fits = whole <= 0.75 * share
@@ -71,7 +73,9 @@ class AutoJoin(Operator):
         most = 0.9 * share
         keys = int(min(statistics.distinct_keys + 16, most / per_key)) if statistics.rows else 16
         self.cache = MasterCache(self.pages, kept, self.ledger, capacity=max(16, keys))
-        self.policy = CachePolicy(self.cache, master, fits=self.fits)
+        self.policy = CachePolicy(self.cache, master, self.ledger, fits=self.fits)
+        self.stretch = max(LEAST_SLICE, min(STRETCH, budget // (32 * STRETCH_BYTES)))
+        self.ledger.book("stretch", self.stretch * STRETCH_BYTES)
         self._share = self.ledger.free
         self._keys: list[np.ndarray] = []
         self._waiting_pages: list[tuple[int, int, int]] = []
@@ -118,6 +122,7 @@ class AutoJoin(Operator):
             rows = min(rows - 1, max(1, fitting))
         batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.stream.layout.schema)
         page = self.stream.add(batch)
+        size = plan.retained + PAGE_OVERHEAD + rows * SORT_BYTES
         self._waiting_pages.append((page, rows, size))
         self._keys.append(keys[:rows])
         self._waiting += rows
@@ -141,14 +146,29 @@ class AutoJoin(Operator):
             yield from self._pass()
 
     def _pass(self) -> Iterator[pa.RecordBatch]:
-        """Resolve all waiting rows."""
+        """Resolve all waiting rows, in the order of their keys."""
         self.stats.iterations += 1
         codes = np.concatenate(self._keys)
-        refs = np.concatenate([np.arange(rows, dtype=np.int64) + (page << 32) for page, rows, _ in self._waiting_pages])
         pages, self._waiting_pages, self._keys, self._waiting = self._waiting_pages, [], [], 0
+        numbers = np.array([page for page, _, _ in pages], dtype=np.int64)
+        begins = np.cumsum([0, *(rows for _, rows, _ in pages)])
         order = np.argsort(codes)
-        refs, codes = refs[order], codes[order]
-        del order
+        start = 0
+        while start < len(order):
+            stretch = order[start : start + self.stretch]
+            page = np.searchsorted(begins, stretch, side="right") - 1
+            yield from self._join_sorted(codes[stretch], (numbers[page] << 32) | (stretch - begins[page]))
+            start += len(stretch)
+        for number, _, size in pages:
+            self.stream.release(number)
+            self._waiting_bytes -= size
+            self.ledger.add("stream table", -size)
+        self.policy.end_window()
+        self.stats.cached_rows = self.cache.cached_rows
+        self.stats.evicted_rows = self.cache.evicted
+
+    def _join_sorted(self, codes: np.ndarray, refs: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """Resolve rows that come sorted by key."""
         starts = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
         keys = codes[starts]
         counts = np.diff(np.append(starts, len(codes)))
@@ -169,13 +189,6 @@ class AutoJoin(Operator):
                 self._absent += int(waiting[found == 0].sum())
             yield from self._resolve(left, np.repeat(first, waiting), np.repeat(found, waiting))
             self._keep(keys[low:high], first, found, waiting, numbers, rows)
-        for page, _, size in pages:
-            self.stream.release(page)
-            self._waiting_bytes -= size
-            self.ledger.add("stream table", -size)
-        self.policy.end_window()
-        self.stats.cached_rows = self.cache.cached_rows
-        self.stats.evicted_rows = self.cache.evicted
 
     def _waves(self, segments: np.ndarray, start: int) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
         """Read the segments of sorted keys wave by wave: range of keys, and page and rows of each segment in `_wave`."""
@@ -189,7 +202,7 @@ class AutoJoin(Operator):
             while at < len(wanted) and len(ahead) < len(self.buffers):
                 buffer = self.buffers[turn % len(self.buffers)]
                 turn += 1
-                part = wanted[at : at + buffer.fit(wanted[at : at + 65_536])]
+                part = wanted[at : at + buffer.fit(wanted[at : at + buffer.most])]
                 buffer.start(part, in_flight=IN_FLIGHT if len(self.buffers) > 1 else 0)
                 ahead.append((buffer, part))
                 at += len(part)
@@ -211,8 +224,8 @@ class AutoJoin(Operator):
         self.policy.offer(keys, first, found, waiting, self._cache_limit())
 
     def _cache_limit(self) -> int:
-        """Bytes that the cache's pages may take now."""
-        return self._share - max(self._waiting_bytes, self._waiting_limit())
+        """Bytes that the cache's pages may take now; a twelfth stays free to clean pages in."""
+        return self._share - self._share // 12 - max(self._waiting_bytes, self._waiting_limit())
 
     def _keep_segments(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Cache all rows of segments, for a master that fits."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ..kernels import gather
 from ..kernels.cache_table import ENTRY_BYTES, CacheTable
-from ..kernels.pages import PageTable
+from ..kernels.pages import Gathering, PageTable
 from .ledger import Ledger
 
 PAGE_OVERHEAD = 4096
@@ -76,20 +76,22 @@ class MasterCache:
             take //= 2
         if not take:
             return 0
-        page = self._store(plan, size)
+        page = self._store(plan)
         starts = np.cumsum(counts) - counts
         page.entries = self.table.insert(
             keys[:take], starts + (page.number << 32), rows[:take].astype(np.int32), hits[:take].astype(np.int32)
         )
         return take
 
-    def _store(self, plan, size: int) -> _Page:
+    def _store(self, plan: Gathering) -> _Page:
+        self.ledger.add(self.component, plan.nbytes)
         batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.schema) if self.columns else None
         number = self.pages.add_columns(batch, self.columns)
+        size = plan.retained + PAGE_OVERHEAD
         page = _Page(number, size, np.empty(0, dtype=np.int32))
         self.order.append(page)
         self.bytes += size
-        self.ledger.add(self.component, size)
+        self.ledger.add(self.component, size - plan.nbytes)
         return page
 
     def _discard(self, page: _Page) -> None:
@@ -127,7 +129,7 @@ class MasterCache:
             plan = self.pages.measure(_expanded(self.table.ref[entries], counts), self.columns)
             size = plan.nbytes + PAGE_OVERHEAD
             if size <= self.ledger.free:
-                page = self._store(plan, size)
+                page = self._store(plan)
                 page.entries = entries
                 self.table.ref[entries] = np.cumsum(counts) - counts + (page.number << 32)
                 return
@@ -149,14 +151,14 @@ class MasterCache:
         """Forget entries at once; their bytes come back when their pages are cleaned or repacked."""
         self._evict(entries)
 
-    def repack(self) -> None:
-        """Rewrite the pages of which a quarter or more is gone, several into one."""
+    def repack(self, small: int = 8 * PAGE_OVERHEAD) -> None:
+        """Rewrite the pages of which a quarter or more is gone, and small ones, several into one."""
         kept: deque[_Page] = deque()
         sparse: list[_Page] = []
         while self.order:
             page = self.order.popleft()
             gone = 1 - len(self.live(page)) / max(1, len(page.entries))
-            (sparse if gone >= 0.25 or page.size < 8 * PAGE_OVERHEAD else kept).append(page)
+            (sparse if gone >= 0.25 or page.size < small else kept).append(page)
         self.order = kept
         while sparse:
             group: list[_Page] = []

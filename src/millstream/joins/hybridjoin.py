@@ -12,7 +12,7 @@ make room for as many new ones. Every read serves at least its oldest tuple, usu
 Legend: H_S, Q = `waiting`; D_B = `buffer`; v_P = `disk_buffer` bytes; w = rows resolved in an iteration.
 
 The paper asks for a unique key in R; here all rows of a key lie in one segment and leave together, so duplicates are
-exact, and an oldest tuple whose key is not in its partition is absent.
+exact, and old tuples whose keys are not in the partition that alone could hold them are absent.
 
 X-HYBRIDJOIN, CACHEJOIN and MOIJ extend this class by memory that is probed first and fed by what iterations find.
 """
@@ -116,7 +116,8 @@ class HybridJoin(Operator):
         oldest = self.waiting.table.oldest(1)
         segment = int(self.locator.segments(oldest)[0])
         if segment >= 0:
-            numbers, rows = self._load(self._partition(segment))
+            wanted = self._partition(segment)
+            numbers, rows = self._load(wanted)
             keys, first, counts = self._groups(numbers, rows)
             waiting = self.waiting.table.count(keys)
             hit = waiting > 0
@@ -125,10 +126,27 @@ class HybridJoin(Operator):
             yield from self._resolve(refs, first[which], counts[which])
             self.waiting.leave(refs)
             self._matched(segment, keys, first, counts, waiting)
-        absent = self.waiting.table.count(oldest)
-        if absent[0]:
-            self._absent += int(absent[0])
-            refs, _ = self.waiting.table.remove(oldest, absent)
+        yield from self._give_up(oldest if segment < 0 else self._absent_beside(oldest, wanted))
+
+    def _absent_beside(self, oldest: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """Keys still waiting although the partition that alone could hold them was just joined, among the oldest."""
+        if self.master.layout == "frequency":
+            return oldest
+        keys = self.waiting.table.oldest(1024)
+        first = self.reader.index.first_key
+        after = wanted[-1] + 1
+        gone = keys >= first[wanted[0]]
+        if after < len(first):
+            gone &= keys < first[after]
+        return keys[gone]
+
+    def _give_up(self, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """Keys that are not in R: whoever still waits for them leaves unmatched."""
+        counts = self.waiting.table.count(keys)
+        lost = int(counts.sum())
+        if lost:
+            self._absent += lost
+            refs, _ = self.waiting.table.remove(keys, counts)
             yield from self._unmatched(refs)
             self.waiting.leave(refs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ..kernels.pages import PageTable
+from ..kernels.pages import Gathering, PageTable
 from ..kernels.stream_table import StreamTable
 from .ledger import Ledger
 
@@ -43,7 +43,7 @@ class WaitingRows:
                 return 0
             rows = min(rows, rows_by_bytes)
             plan = self.stream.measure(refs[:rows], self.columns)
-            self.row_bytes = max(8.0, plan.nbytes / rows)
+            self.row_bytes = max(8.0, plan.retained / rows)
             if self.bytes + plan.nbytes + PAGE_OVERHEAD <= limit and plan.nbytes + PAGE_OVERHEAD <= self.ledger.free:
                 page = self._page(plan)
                 self.table.insert(keys[:rows], np.arange(rows, dtype=np.int64) + (page << 32))
@@ -51,14 +51,15 @@ class WaitingRows:
             rows //= 2
         return 0
 
-    def _page(self, plan) -> int:
+    def _page(self, plan: Gathering) -> int:
+        self.ledger.add(self.component, plan.nbytes)
         batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.stream.layout.schema)
         page = self.stream.add(batch)
-        size = plan.nbytes + PAGE_OVERHEAD
+        size = plan.retained + PAGE_OVERHEAD
         self.live[page] = len(plan.refs)
         self.size[page] = size
         self.bytes += size
-        self.ledger.add(self.component, size)
+        self.ledger.add(self.component, size - plan.nbytes)
         return page
 
     def leave(self, refs: np.ndarray) -> None:

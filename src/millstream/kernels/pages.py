@@ -120,14 +120,19 @@ def _entry_fields(type_: pa.MapType) -> list[pa.Field]:
 
 
 class Gathering:
-    """Rows about to be collected: `nbytes` says what `columns()` will allocate."""
+    """Rows about to be collected: `nbytes` is what that takes at its height, `retained` what the columns then hold."""
 
     def __init__(self, pages: PageTable, refs: np.ndarray, columns: Sequence[int]) -> None:
         self.table = pages.addresses
         self.refs = refs
         self.nodes = [pages.layout.columns[i] for i in columns]
         self.nbytes = 0
+        self._passing = 0
         self.plans = [self._measure(node, refs) for node in self.nodes]
+
+    @property
+    def retained(self) -> int:
+        return self.nbytes - self._passing
 
     def _measure(self, node: Node, refs: np.ndarray):
         n = len(refs)
@@ -140,11 +145,13 @@ class Gathering:
             ends = np.empty(n + 1, dtype=np.int64)
             total = gather.gather_lengths(self.table, node.first + 1, node.width, refs, ends)
             self.nbytes += total + (n + 1) * (8 + node.width)
+            self._passing += (n + 1) * (8 if node.width == 4 else node.width)
             return ends
         elif node.kind == LIST:
             ends = np.empty(n + 1, dtype=np.int64)
             total = gather.gather_lengths(self.table, node.first + 1, node.width, refs, ends)
             self.nbytes += total * 8 + (n + 1) * (8 + node.width)
+            self._passing += total * 8 + (n + 1) * (8 if node.width == 4 else node.width)
             children = np.empty(total, dtype=np.int64)
             gather.gather_children(self.table, node.first + 1, node.width, refs, ends, children)
             return ends, children, self._measure(node.children[0], children)
@@ -152,6 +159,7 @@ class Gathering:
             children = np.empty(n * node.width, dtype=np.int64)
             gather.repeat_children(refs, node.width, children)
             self.nbytes += children.nbytes
+            self._passing += children.nbytes
             return children, self._measure(node.children[0], children)
         elif node.kind == STRUCT:
             return [self._measure(child, refs) for child in node.children]

@@ -12,15 +12,20 @@ OK, SHORT_READ, BAD_CHECKSUM, BAD_MESSAGE = range(4)
 
 
 @njit(cache=True, nogil=True)
-def read_runs(files, offsets, lengths, targets):
-    """Read runs of bytes from open files to addresses; the number of the first run that came short, or -1."""
+def read_runs(files, offsets, lengths, slack, targets):
+    """Read runs of bytes from open files to addresses; the number of the first run that came short, or -1.
+
+    A read may end up to `slack` bytes early: aligned reads reach over the end of their file.
+    """
     for i in range(files.shape[0]):
         done = 0
         while done < lengths[i]:
             got = pread(files[i], targets[i] + done, lengths[i] - done, offsets[i] + done)
             if got <= 0:
-                return i
+                break
             done += got
+        if done + slack < lengths[i]:
+            return i
     return -1
 
 

@@ -125,6 +125,7 @@ class SegmentReader:
         self.parts = parts
         self.index = index
         self.direct = direct and store.local
+        self._slack = PAGE - 1 if self.direct else 0
         self._handles: dict[int, int] = {}
         self._files: dict[int, pa.NativeFile] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -182,7 +183,7 @@ class SegmentReader:
         bounds = np.linspace(0, len(runs.file), pieces + 1).astype(int)
         return [
             self.pool.submit(
-                _read, descriptors[a:b], runs.offset[a:b], runs.needed(self.direct)[a:b], runs.target[a:b] + address, a
+                _read, descriptors[a:b], runs.offset[a:b], runs.length[a:b], self._slack, runs.target[a:b] + address, a
             )
             for a, b in zip(bounds[:-1], bounds[1:], strict=True)
         ]
@@ -197,7 +198,7 @@ class SegmentReader:
                 if short >= 0:
                     return short
             return -1
-        return _read(self._descriptors[runs.file], runs.offset, runs.needed(self.direct), runs.target + address, 0)
+        return _read(self._descriptors[runs.file], runs.offset, runs.length, self._slack, runs.target + address, 0)
 
     def _read_remote(self, runs: Runs, i: int, address: int) -> int:
         data = self._files[int(runs.file[i])].read_at(int(runs.length[i]), int(runs.offset[i]))
@@ -244,13 +245,11 @@ class Runs:
         """Bytes of memory from the first target to the end of the last run."""
         return int(self.target[-1] + self.length[-1]) if len(self.target) else 0
 
-    def needed(self, direct: bool) -> np.ndarray:
-        """Least bytes that each read must bring: an aligned read may end early, at the end of its file."""
-        return self.length - PAGE + 1 if direct else self.length
 
-
-def _read(descriptors: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, targets: np.ndarray, base: int) -> int:
-    short = kernel.read_runs(descriptors, offsets, lengths, targets)
+def _read(
+    descriptors: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, slack: int, targets: np.ndarray, base: int
+) -> int:
+    short = kernel.read_runs(descriptors, offsets, lengths, slack, targets)
     return base + int(short) if short >= 0 else -1
 
 
@@ -270,12 +269,21 @@ class DiskBuffer:
         self._wanted = np.empty(0, dtype=np.int64)
         self._runs: Runs | None = None
         self._pending: list[Future[int]] = []
+        self._average: float | None = None
         self.reads = 0
         self.bytes_read = 0
 
     @property
     def nbytes(self) -> int:
         return self._memory.nbytes
+
+    @property
+    def most(self) -> int:
+        """More segments than the buffer is likely to hold."""
+        index = self.reader.index
+        average = int(index.length.sum()) / max(1, len(index)) if self._average is None else self._average
+        self._average = average
+        return 16 + int(1.5 * self.size / max(1.0, average))
 
     def fit(self, wanted: np.ndarray) -> int:
         """How many of the first wanted segments (rising) the buffer can hold at once; at least one is asked for."""

@@ -85,12 +85,14 @@ def _by_frequency(df: DataFrame, spec: BuildSpec, frequency: str, partitions: in
     rows = df.withColumn(_FREQUENCY, F.max(weight).over(Window.partitionBy(cluster)))
     order = [F.col(_FREQUENCY).desc(), cluster.asc()]
     ranges = rows.repartitionByRange(partitions, *order) if partitions else rows.repartitionByRange(*order)
-    return ranges.sortWithinPartitions(*order)
+    return ranges.sortWithinPartitions(*order).drop(_FREQUENCY)
 
 
 def _write(ordered: DataFrame, spec: BuildSpec) -> list[dict[str, Any]]:
     """Write each partition as a part; their summaries, which are all that comes to the driver."""
-    return [json.loads(row.summary) for row in ordered.mapInArrow(WritePart(spec), _SUMMARY).collect()]
+    plain = ordered.toDF(*[f"c{number}" for number in range(len(ordered.columns))])  # mapInArrow chokes on dots in names
+    written = plain.mapInArrow(WritePart(spec, tuple(ordered.columns)), _SUMMARY)
+    return [json.loads(row.summary) for row in written.collect()]
 
 
 def _write_dense(df: DataFrame, spec: BuildSpec, summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -113,6 +115,7 @@ class WritePart:
     """A task that writes its sorted rows as one part; an attempt that fails leaves a file that nobody refers to."""
 
     spec: BuildSpec
+    names: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next((batch for batch in batches if batch.num_rows), None)
@@ -120,7 +123,8 @@ class WritePart:
             return
         context = TaskContext.get()
         assert context is not None
-        summary = write_part(self.spec, _chain(first, batches), context.partitionId())
+        named = (batch.rename_columns(self.names) for batch in _chain(first, batches))
+        summary = write_part(self.spec, named, context.partitionId())
         yield pa.RecordBatch.from_pydict({"summary": [json.dumps(summary)]})
 
 

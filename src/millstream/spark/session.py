@@ -48,7 +48,7 @@ def local_session(
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.log.level": "ERROR",
         **_LOCAL_CHECKPOINTS,
         **conf,
     }

@@ -1,0 +1,46 @@
+"""How often keys were seen that are not cached: a count-min sketch of two rows of one-byte counters."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+from .hashing import hash_u64
+
+
+class FrequencySketch:
+    """Counts keys, never too low but for the ceiling of 255, a little too high when keys collide."""
+
+    def __init__(self, size: int) -> None:
+        self.counters = np.zeros((2, 1 << max(6, int(size).bit_length() - 2)), dtype=np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        return self.counters.nbytes
+
+    def add(self, keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Count keys and return how often each was seen so far."""
+        seen = np.empty(len(keys), dtype=np.int64)
+        _add(keys, counts, self.counters, seen)
+        return seen
+
+    def halve(self) -> None:
+        """Age all counters."""
+        self.counters >>= 1
+
+
+@njit(cache=True, nogil=True)
+def _add(keys, counts, counters, seen):
+    mask = uint64(counters.shape[1] - 1)
+    for i in range(keys.shape[0]):
+        h = hash_u64(uint64(keys[i]), uint64(7))
+        a = h & mask
+        b = (h >> uint64(32)) & mask
+        x = min(255, np.int64(counters[0, a]) + counts[i])
+        y = min(255, np.int64(counters[1, b]) + counts[i])
+        low = min(x, y)
+        if x == low or counters[0, a] < low:
+            counters[0, a] = low
+        if y == low or counters[1, b] < low:
+            counters[1, b] = low
+        seen[i] = low
