@@ -23,6 +23,8 @@ class JoinStats:
     disk_reads: int = 0
     segments_read: int = 0
     bytes_read: int = 0
+    index_reads: int = 0
+    index_bytes_read: int = 0
     iterations: int = 0
     cached_rows: int = 0
     evicted_rows: int = 0

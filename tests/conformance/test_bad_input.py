@@ -17,7 +17,7 @@ import pytest
 
 from driving import run_join
 from millstream import errors, joins
-from millstream.master import Build, Master, build_local, write_part
+from millstream.master import Master, build_local
 
 every_algorithm = pytest.mark.parametrize("algorithm", joins.ALGORITHMS)
 
@@ -255,39 +255,6 @@ class TestPaths:
         with refused(errors.InputError, path=path):
             build_local(TABLE, path, key=[])
         assert Master.open(path).version == 1
-
-
-class TestBuilders:
-    def test_two_at_once(self, path: Path) -> None:
-        with Build.begin(path, TABLE.schema, key="id") as first:
-            before = fingerprint(path)
-            with pytest.raises(errors.BuildConflict, match=re.escape(str(path))) as caught:
-                build_local(TABLE, path, key="id")
-            assert caught.value.retryable
-            assert fingerprint(path) == before
-            first.abort()
-        assert Master.open(path).version == 1
-        assert build_local(TABLE, path, key="id").version == 2
-
-    def test_a_build_that_dies_leaves_the_old_version(self, path: Path) -> None:
-        before = fingerprint(path)
-
-        def dying() -> Iterator[pa.RecordBatch]:
-            yield TABLE.to_batches()[0].slice(0, 100)
-            raise RuntimeError("power cut")
-
-        with pytest.raises(RuntimeError, match="power cut"), Build.begin(path, TABLE.schema, key="id") as build:
-            write_part(build.spec, dying(), 0)
-        assert fingerprint(path) == before
-        assert Master.open(path).version == 1
-
-    def test_rows_out_of_order(self, path: Path) -> None:
-        backwards = TABLE.take(pa.array(np.arange(ROWS)[::-1])).combine_chunks().to_batches()
-        with (
-            refused(errors.InputError, "sorted", path=path),
-            Build.begin(path, TABLE.schema, key="id") as build,
-        ):
-            write_part(build.spec, backwards, 0)
 
 
 def edit_manifest(path: Path, change: Callable[[dict[str, object]], None]) -> Path:

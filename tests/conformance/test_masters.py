@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -66,6 +67,32 @@ def in_parts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
             path = tmp_path_factory.mktemp("parts") / "m"
             built[kind, layout] = build_in_parts(table, path, key=DOMAINS[kind].names, parts=5, frequency=frequency)
     return built
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["key", "frequency"])
+def test_statistics(layout: str, kind: str, in_parts: dict[tuple[str, str], Master]) -> None:
+    _, table = test_keys.data(kind)
+    keys = zip(*(table[name].to_pylist() for name in DOMAINS[kind].names), strict=True)
+    counts = Counter(key for key in keys if None not in key)
+    found = in_parts[kind, layout].statistics
+    assert found.rows == len(table)
+    assert found.null_key_rows == len(table) - counts.total()
+    assert found.distinct_keys == len(counts)
+    assert found.max_key_rows == max(counts.values())
+    heaviest = sorted((rows for rows in counts.values() if rows > 1), reverse=True)[: len(found.heaviest_keys)]
+    assert [rows for _, rows in found.heaviest_keys] == heaviest
+    assert found.heaviest_keys
+    by_text = {", ".join(map(str, key)): rows for key, rows in counts.items()}
+    assert all(by_text[text] == rows for text, rows in found.heaviest_keys)
+
+
+def test_heaviest_keys_among_many_in_a_segment(tmp_path: Path) -> None:
+    counts = np.full(100, 2)
+    counts[80] = 500
+    table = pa.table({"k": np.repeat(np.arange(100), counts)})
+    master = build_local(table, tmp_path / "m", key="k", segment_bytes=1 << 16)
+    assert master.statistics.heaviest_keys[0] == ("80", 500)
 
 
 @pytest.mark.parametrize("kind", KINDS)

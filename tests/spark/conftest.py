@@ -57,10 +57,6 @@ def stream_of(spark: SparkSession, tmp_path: Path) -> Callable[[list[DataFrame]]
             place.mkdir(exist_ok=True)
             os.utime(file, (count, count))
             file.rename(place / f"{count:05d}.parquet")
-        return (
-            spark.readStream.schema(batches[0].schema)
-            .option("maxFilesPerTrigger", 1)
-            .parquet(str(place))
-        )
+        return spark.readStream.schema(batches[0].schema).option("maxFilesPerTrigger", 1).parquet(str(place))
 
     return make

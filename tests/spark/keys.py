@@ -13,8 +13,8 @@ KEYS: dict[str, list[str]] = {
     "long decimal": ["cast((id - 200) as decimal(38,10)) * cast(12345678901234567 as decimal(17,0))"],
     "binary": ["unhex(concat(repeat('00', cast(id % 5 as int)), hex(id)))"],
     "boolean": ["id % 2 = 0"],
-    "double": ["case when id % 50 = 0 then double('NaN') when id % 50 = 1 then -0.0D when id % 50 = 2 then 0.0D else id / 3 end"],
-    "float": ["cast(case when id % 50 = 0 then 'NaN' when id % 50 = 1 then '-0.0' when id % 50 = 2 then '0.0' else id / 3 end as float)"],
+    "double": ["case id % 50 when 0 then double('NaN') when 1 then -0.0D when 2 then 0.0D else id / 3 end"],
+    "float": ["cast(case id % 50 when 0 then 'NaN' when 1 then '-0.0' when 2 then '0.0' else id / 3 end as float)"],
     "composite": ["cast(id % 17 as int)", "concat('p', id % 29)", "date_add(date'2020-01-01', cast(id % 3 as int))"],
 }
 
@@ -27,5 +27,7 @@ def with_nulls(kind: str) -> list[str]:
     """Expressions of the key columns, some of which are NULL in every 13th row."""
     parts = []
     for number, (name, expression) in enumerate(zip(key_columns(kind), KEYS[kind], strict=True)):
-        parts.append(f"case when id % 13 = 5 and id % {len(KEYS[kind])} = {number} then null else {expression} end as {name}")
+        parts.append(
+            f"case when id % 13 = 5 and id % {len(KEYS[kind])} = {number} then null else {expression} end as {name}"
+        )
     return parts

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from spark.keys import KEYS, key_columns, with_nulls
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 import millstream as ms
 from millstream import errors
 from millstream.spark import join_metrics
+from spark.keys import KEYS, key_columns, with_nulls
 
 HOWS = ("inner", "left", "left_semi", "left_anti")
 
@@ -17,7 +17,9 @@ HOWS = ("inner", "left", "left_semi", "left_anti")
 def sides(spark, kind):
     """A master with duplicate and NULL keys, and a stream with duplicate, absent and NULL keys."""
     keys = with_nulls(kind)
-    master = spark.range(400).selectExpr("id % 300 as id", "id as row").selectExpr(*keys, "row", "concat('n', row) as name")
+    master = (
+        spark.range(400).selectExpr("id % 300 as id", "id as row").selectExpr(*keys, "row", "concat('n', row) as name")
+    )
     stream = spark.range(600).selectExpr("(id * 7) % 450 as id", "id as event").selectExpr("event", *keys)
     return stream, master
 
@@ -71,15 +73,21 @@ def test_payload_types_survive(spark, tmp_path, same_rows):
     for how in ("inner", "left"):
         ours, theirs = ms.join(stream, master, on="k", how=how, memory="4MB"), stream.join(rows, "k", how)
         assert same_rows(ours, theirs)
-        assert [entry.dataType for entry in ours.schema] == [entry.dataType for entry in theirs.select(*ours.columns).schema]
-    assert [entry.nullable for entry in ours.schema][: len(stream.columns)] == [entry.nullable for entry in stream.schema]
+        assert [entry.dataType for entry in ours.schema] == [
+            entry.dataType for entry in theirs.select(*ours.columns).schema
+        ]
+    assert [entry.nullable for entry in ours.schema][: len(stream.columns)] == [
+        entry.nullable for entry in stream.schema
+    ]
 
 
 def test_on_as_mapping_and_columns(spark, tmp_path, same_rows):
     rows = spark.range(50).selectExpr("id as pid", "concat('n', id) as name", "id * 2 as price")
     stream = spark.range(80).selectExpr("id as event", "cast(id % 60 as int) as `product.id`")
     master = ms.build_master(rows, tmp_path / "m", "pid")
-    ours = ms.join(stream, master, on={"product.id": "pid"}, how="left", columns=["price", "pid"], memory="4MB", shuffle=True)
+    ours = ms.join(
+        stream, master, on={"product.id": "pid"}, how="left", columns=["price", "pid"], memory="4MB", shuffle=True
+    )
     assert ours.columns == ["event", "product.id", "price", "pid"]
     theirs = stream.join(rows.drop("name"), F.col("`product.id`") == F.col("pid"), "left")
     assert same_rows(ours, theirs) == 80
@@ -97,7 +105,9 @@ def test_names_are_found_as_spark_finds_them(spark, tmp_path):
 @pytest.mark.parametrize("case", ["empty stream", "empty master", "one row", "one key on all rows"])
 def test_small_and_extreme_inputs(spark, tmp_path, same_rows, case):
     rows = spark.range(0 if case == "empty master" else 1 if case == "one row" else 200).selectExpr("id", "'x' as v")
-    stream = spark.range(0 if case == "empty stream" else 1 if case == "one row" else 3000).selectExpr("id as event", "id")
+    stream = spark.range(0 if case == "empty stream" else 1 if case == "one row" else 3000).selectExpr(
+        "id as event", "id"
+    )
     if case == "one key on all rows":
         rows, stream = rows.selectExpr("7L as id", "v"), stream.selectExpr("event", "7L as id").limit(30)
     master = ms.build_master(rows, tmp_path / "m", "id")
@@ -116,7 +126,8 @@ def test_metrics_of_a_batch_reach_an_observation(spark, tmp_path):
         assert counters["rows_in"] == 2000 == counters["matched"] + counters["unmatched"]
         assert counters["rows_out"] == counters["matched"] == 990
         assert counters["null_keys"] == 20
-        assert counters["tasks"] == 2 and counters["version"] == 1
+        assert counters["tasks"] == 2
+        assert counters["version"] == 1
         assert 0 < counters["memory_used"] <= counters["memory_peak"] <= counters["memory_budget"] == 4_000_000
     plain = ms.join(stream, master, on="id", memory="4MB", metrics=False)
     assert plain.count() == 990
@@ -167,7 +178,7 @@ def test_bad_arguments_are_refused_before_anything_runs(spark, small_master, cha
 
 
 def test_bad_streams_are_refused(spark, small_master):
-    with pytest.raises(errors.ColumnClash, match="name.*columns="):
+    with pytest.raises(errors.ColumnClash, match=r"name.*columns="):
         ms.join(spark.range(5).selectExpr("id", "1 as name"), small_master, on="id")
     with pytest.raises(errors.InputError, match="more than one column named id"):
         ms.join(spark.range(5).selectExpr("id", "id as x").select("id", "x", "id"), small_master, on="id")

@@ -29,7 +29,12 @@ class Sink:
 def run(df, checkpoint, sink=None):
     """Run a query over all that there is; the sink and the progress of its batches."""
     sink = sink or Sink()
-    query = df.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query = (
+        df.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     return sink, [progress for progress in query.recentProgress if progress.numInputRows]
 
@@ -106,7 +111,9 @@ def test_a_changed_type_stops_the_query_with_a_clear_error(spark, tmp_path, stre
     master = ms.build_master(labels(spark, "n"), path, "k")
     joined = ms.join(stream_of([numbers(spark, 100)]), master, on="k", memory="4MB")
     ms.build_master(labels(spark, "n").withColumn("name", F.length("name")), path, "k")
-    with pytest.raises(StreamingQueryException, match=r"column 'name' .* int32 in version 2.*planned with string.*restart"):
+    with pytest.raises(
+        StreamingQueryException, match=r"column 'name' .* int32 in version 2.*planned with string.*restart"
+    ):
         run(joined, tmp_path / "checkpoint")
     ms.build_master(labels(spark, "n").withColumnRenamed("name", "label"), path, "k")
     joined = ms.join(stream_of([numbers(spark, 100)], "source2"), ms.Master.open(path, version=1), on="k", memory="4MB")
@@ -122,14 +129,17 @@ def test_two_joins_in_one_query(spark, tmp_path, stream_of):
     joined = ms.join(joined.withColumnRenamed("name", "first"), two, on="k", how="left", memory="4MB", metrics="second")
     joined = ms.join(joined.withColumnRenamed("name", "then"), one, on="k", how="left", memory="4MB")
     sink, progress = run(joined, tmp_path / "checkpoint")
-    right = [labels(spark, label, rows).withColumnRenamed("name", name) for label, rows, name in
-             (("a", 600, "first"), ("b", 300, "then"), ("a", 600, "name"))]
+    right = [
+        labels(spark, label, rows).withColumnRenamed("name", name)
+        for label, rows, name in (("a", 600, "first"), ("b", 300, "then"), ("a", 600, "name"))
+    ]
     expected = batches[0]
     for side in right:
         expected = expected.join(side, "k", "left")
     assert sink.rows() == sorted(map(repr, 3 * [tuple(row) for row in expected.select(*joined.columns).collect()]))
     names = set(join_metrics(progress[-1]))
-    assert len(names) == 3 and "second" in names
+    assert len(names) == 3
+    assert "second" in names
     assert join_metrics(progress[-1])["second"]["disk_reads"] == 0
 
 
@@ -152,14 +162,19 @@ def test_join_inside_foreach_batch_is_pinned_too(spark, tmp_path, stream_of):
 def test_watermarks_pass_through(spark, tmp_path, stream_of):
     master = ms.build_master(labels(spark, "n"), tmp_path / "m", "k")
     hours = [
-        numbers(spark, 100).withColumn("at", F.lit(f"2024-01-01 {hour:02d}:00:00").cast("timestamp")) for hour in (1, 2, 4, 6)
+        numbers(spark, 100).withColumn("at", F.lit(f"2024-01-01 {hour:02d}:00:00").cast("timestamp"))
+        for hour in (1, 2, 4, 6)
     ]
     stream = stream_of(hours).withWatermark("at", "1 minute")
     joined = ms.join(stream, master, on="k", how="left", memory="4MB")
     counts = joined.groupBy(F.window("at", "1 hour")).count()
     query = (
-        counts.writeStream.outputMode("append").format("memory").queryName("windows")
-        .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        counts.writeStream.outputMode("append")
+        .format("memory")
+        .queryName("windows")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
     )
     query.awaitTermination()
     closed = [row["count"] for row in spark.table("windows").collect()]

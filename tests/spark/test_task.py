@@ -21,7 +21,9 @@ STREAM = pa.schema([pa.field("event", pa.int64(), nullable=False), pa.field("k",
 
 @pytest.fixture
 def master(tmp_path):
-    return build_local(pa.table({"k": list(range(1000)), "name": [f"n{i}" for i in range(1000)]}), tmp_path / "m", key="k")
+    return build_local(
+        pa.table({"k": list(range(1000)), "name": [f"n{i}" for i in range(1000)]}), tmp_path / "m", key="k"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +35,18 @@ def cold():
 
 def task_for(master, **changes):
     planned = {
-        "path": master.path, "version": master.version, "follows": True, "algorithm": "auto", "on": (("k", "k"),),
-        "how": "left", "memory": 4_000_000, "columns": ("name",), "direct": False, "stream": STREAM,
-        "output": joins.output_schema(STREAM, master, on="k", how="left"), "carriers": True,
+        "path": master.path,
+        "version": master.version,
+        "follows": True,
+        "algorithm": "auto",
+        "on": (("k", "k"),),
+        "how": "left",
+        "memory": 4_000_000,
+        "columns": ("name",),
+        "direct": False,
+        "stream": STREAM,
+        "output": joins.output_schema(STREAM, master, on="k", how="left"),
+        "carriers": True,
     }
     return pickle.loads(pickle.dumps(JoinTask(**{**planned, **changes})))
 
@@ -98,7 +109,8 @@ def test_a_new_version_replaces_the_old_operator(master):
     build_local(pa.table({"k": [1], "name": ["one"]}), master.path, key="k")
     list(task_for(master, version=2)(iter([batch(0)])))
     ((version, new),) = warm._kept.values()
-    assert version == 2 and new is not old
+    assert version == 2
+    assert new is not old
 
 
 def test_a_worker_stays_warm_for_few_joins_only(master):
@@ -130,7 +142,8 @@ def test_tasks_that_start_together_agree(master, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(seen) == 8 and len(set(seen)) == 1
+    assert len(seen) == 8
+    assert len(set(seen)) == 1
 
 
 def test_old_pins_are_forgotten(master):

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from millstream import __version__
 from millstream.errors import MillstreamError
 
-from . import master
+from . import demo, master
 from .parser import Parser
 
-COMMANDS = (master,)
+COMMANDS = (demo, master)
 
 
 def build_parser() -> Parser:

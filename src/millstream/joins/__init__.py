@@ -19,7 +19,9 @@ from .moij import Moij
 from .plan import HOWS, JoinPlan, On, check_how, master_columns
 from .xhybridjoin import XHybridJoin
 
-_OPERATORS: dict[str, type[Operator]] = {operator.name: operator for operator in (AutoJoin, Moij, CacheJoin, XHybridJoin, HybridJoin, IndexNestedLoopJoin)}
+_OPERATORS: dict[str, type[Operator]] = {
+    operator.name: operator for operator in (AutoJoin, Moij, CacheJoin, XHybridJoin, HybridJoin, IndexNestedLoopJoin)
+}
 ALGORITHMS: tuple[str, ...] = tuple(_OPERATORS)
 
 

@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..kernels import segments as kernel
+from ..kernels.cache_table import CacheTable
 from ..master import Master
 from ..master.reader import IN_FLIGHT, DiskBuffer
 from .base import LEAST_SLICE, Operator
@@ -65,13 +66,13 @@ class AutoJoin(Operator):
         assert self.plan is not None
         verified = [self.pages.layout.schema.get_field_index(name) for name in master.key] if self.comparison else []
         kept = sorted({*self.plan.brought, *verified})
-        share = self.ledger.free - budget // 16
+        share = self.ledger.free - budget // 12
         statistics = master.statistics
-        whole = statistics.bytes + entry_bytes(0, 0) * statistics.distinct_keys * 1.1 + (4 << 20)
-        self.fits = whole <= 0.75 * share
-        per_key = entry_bytes(_kept_bytes(master, kept), max(1.0, statistics.rows_per_key))
-        most = 0.9 * share
-        keys = int(min(statistics.distinct_keys + 16, most / per_key)) if statistics.rows else 16
+        row_bytes = _kept_bytes(master, kept)
+        whole = 1.05 * statistics.rows * row_bytes + CacheTable.bytes_for(statistics.distinct_keys + 16) + (2 << 20)
+        self.fits = whole <= 0.85 * share
+        keys = int(0.9 * share / entry_bytes(row_bytes, max(1.0, statistics.rows_per_key)))
+        keys = statistics.distinct_keys + 16 if self.fits else min(keys, statistics.distinct_keys + 16)
         self.cache = MasterCache(self.pages, kept, self.ledger, capacity=max(16, keys))
         self.policy = CachePolicy(self.cache, master, self.ledger, fits=self.fits)
         self.stretch = max(LEAST_SLICE, min(STRETCH, budget // (32 * STRETCH_BYTES)))
@@ -96,8 +97,7 @@ class AutoJoin(Operator):
         if hits:
             yield from self._resolve(refs[hit], first[hit], rows[hit])
         miss = ~hit
-        yield from self._without_absent(refs[miss], keys[miss])
-        refs, keys = self.kept
+        refs, keys = yield from self._without_absent(refs[miss], keys[miss])
         while len(refs):
             taken = self._wait(refs, keys)
             refs, keys = refs[taken:], keys[taken:]
@@ -175,7 +175,12 @@ class AutoJoin(Operator):
         segments = self.locator.segments(keys)
         if self.master.layout == "frequency":
             by_segment = np.argsort(segments, kind="stable")
-            keys, counts, starts, segments = keys[by_segment], counts[by_segment], starts[by_segment], segments[by_segment]
+            keys, counts, starts, segments = (
+                keys[by_segment],
+                counts[by_segment],
+                starts[by_segment],
+                segments[by_segment],
+            )
         lost = int(np.searchsorted(segments, 0))
         if lost:
             self._absent += int(counts[:lost].sum())
@@ -191,7 +196,7 @@ class AutoJoin(Operator):
             self._keep(keys[low:high], first, found, waiting, numbers, rows)
 
     def _waves(self, segments: np.ndarray, start: int) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-        """Read the segments of sorted keys wave by wave: range of keys, and page and rows of each segment in `_wave`."""
+        """Read the segments of sorted keys wave by wave: range of keys, page and rows of each segment of `_wave`."""
         wanted = np.unique(segments[start:])
         if not len(wanted):
             return
@@ -215,7 +220,15 @@ class AutoJoin(Operator):
             low, high = np.searchsorted(segments, (self._wave[0], self._wave[-1] + 1))
             yield int(low), int(high), numbers, rows
 
-    def _keep(self, keys, first, found, waiting, numbers, rows) -> None:
+    def _keep(
+        self,
+        keys: np.ndarray,
+        first: np.ndarray,
+        found: np.ndarray,
+        waiting: np.ndarray,
+        numbers: np.ndarray,
+        rows: np.ndarray,
+    ) -> None:
         """Offer what was just read to the cache."""
         if self.fits:
             self._keep_segments(numbers, rows)
@@ -225,18 +238,23 @@ class AutoJoin(Operator):
 
     def _cache_limit(self) -> int:
         """Bytes that the cache's pages may take now; a twelfth stays free to clean pages in."""
-        return self._share - self._share // 12 - max(self._waiting_bytes, self._waiting_limit())
+        reserve = self._waiting_bytes if self.fits else max(self._waiting_bytes, self._waiting_limit())
+        return self._share - self._share // 12 - reserve
 
     def _keep_segments(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Cache all rows of segments, for a master that fits."""
         node = self.key_node
         total = int(rows.sum())
         keys, first, counts = (np.empty(total, dtype=np.int64) for _ in range(3))
-        groups = kernel.group_pages(self.pages.addresses, node.first + 1, node.width, numbers, rows, keys, first, counts)
+        groups = kernel.group_pages(
+            self.pages.addresses, node.first + 1, node.width, numbers, rows, keys, first, counts
+        )
         keys, first, counts = keys[:groups], first[:groups], counts[:groups]
         _, known = self.cache.probe(keys)
         new = known < 0
-        self.cache.admit(keys[new], first[new], counts[new], np.ones(int(new.sum()), dtype=np.int32), self._cache_limit())
+        self.cache.admit(
+            keys[new], first[new], counts[new], np.ones(int(new.sum()), dtype=np.int32), self._cache_limit()
+        )
 
 
 def _members(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

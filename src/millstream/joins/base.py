@@ -7,7 +7,7 @@ segment) or by none. Subclasses decide when, and from where the master rows come
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -29,6 +29,10 @@ WORK_BYTES = 128  # of working arrays for each stream row in hand
 LEAST_SLICE = 64
 LEAST_OUTPUT = 16 * 1024
 PAGE_SLACK = 3 * 4096  # alignment of a disk buffer
+
+
+# Gives results while it runs and returns the stream rows (references, keys) that it left for others.
+Remaining = Generator[pa.RecordBatch, None, tuple[np.ndarray, np.ndarray]]
 
 
 class Operator(ABC):
@@ -67,7 +71,7 @@ class Operator(ABC):
             )
         self.ledger = Ledger(budget)
         self.stats = JoinStats(memory_budget=budget)
-        self.output_bytes = _between(LEAST_OUTPUT, budget // 16, 8 << 20)
+        self.output_bytes = _between(self._least_output(master), budget // 16, max(8 << 20, self._least_output(master)))
         self.slice_rows = _between(LEAST_SLICE, budget // (32 * WORK_BYTES), 16_384)
         self.ledger.book("index", master.index_bytes)
         self.ledger.book("output", self.output_bytes)
@@ -84,13 +88,18 @@ class Operator(ABC):
     @classmethod
     def least_memory(cls, master: Master, brought: Sequence[str]) -> int:
         """The smallest budget that works."""
-        fixed = master.index_bytes + LEAST_OUTPUT + LEAST_SLICE * WORK_BYTES
+        fixed = master.index_bytes + cls._least_output(master) + LEAST_SLICE * WORK_BYTES
         return fixed + Locator.least_memory(master) + cls._least_own(master, brought)
 
     @classmethod
     @abstractmethod
     def _least_own(cls, master: Master, brought: Sequence[str]) -> int:
         """What the algorithm's own components need at least."""
+
+    @staticmethod
+    def _least_output(master: Master) -> int:
+        """Room for the largest row of R beside a stream row."""
+        return LEAST_OUTPUT + 2 * master.statistics.max_row_bytes
 
     @staticmethod
     def least_disk_buffer(master: Master) -> int:
@@ -133,8 +142,9 @@ class Operator(ABC):
     def _drain(self) -> Iterator[pa.RecordBatch]:
         """Resolve all rows that are held back."""
 
+    @abstractmethod
     def _start(self) -> None:
-        """Make what depends on the stream's schema; called once."""
+        """Make what depends on the stream's schema; called once, before the first rows."""
 
     def close(self) -> None:
         """Let go of files."""
@@ -151,33 +161,35 @@ class Operator(ABC):
             self.stream = PageTable(Layout.of(self.plan.inner))
             self.comparison = KeyComparison(self.plan, self.master) if self.master.codec.hashed else None
             self._start()
-        elif not schema.equals(self.plan.stream):
-            raise InputError(f"the stream changed its schema from\n{self.plan.stream}\nto\n{schema}")
+        elif schema.names != self.plan.stream.names or schema.types != self.plan.stream.types:
+            raise InputError(f"the stream changed its schema from {_line(self.plan.stream)} to {_line(schema)}")
         return self.plan
 
     def _note_memory(self) -> None:
         self.stats.memory_used = self.ledger.used
         self.stats.memory_peak = self.ledger.peak
+        self.stats.index_reads = self.locator.reads
+        self.stats.index_bytes_read = self.locator.bytes_read
 
     # -- keys that are not there -------------------------------------------------------------------------------
 
-    def _without_absent(self, refs: np.ndarray, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """Resolve the rows whose keys the filter turns away; `self.kept` has the others.
+    def _without_absent(self, refs: np.ndarray, keys: np.ndarray) -> Remaining:
+        """Resolve the rows whose keys the filter turns away; the others remain.
 
         The filter is loaded when it pays: after many absent keys have been looked for in vain, if the budget has
         room for it.
         """
-        self.kept = refs, keys
         if self.filter is None:
             self._load_filter_if_worth_it()
         if self.filter is None or not len(keys):
-            return
+            return refs, keys
         present = np.empty(len(keys), dtype=np.bool_)
         membership.test_keys(keys, self.filter.first_key, self.filter.begin, self.filter.blocks, present)
         if not present.all():
-            self.kept = refs[present], keys[present]
-            self.stats.filtered += len(refs) - len(self.kept[0])
+            self.stats.filtered += int(len(present) - present.sum())
             yield from self._unmatched(refs[~present])
+            return refs[present], keys[present]
+        return refs, keys
 
     def _load_filter_if_worth_it(self) -> None:
         size = self.master.statistics.filter_bytes
@@ -259,7 +271,9 @@ class Operator(ABC):
             while True:
                 end = min(start + rows, len(left))
                 mine = self.stream.measure(left[start:end], own)
-                theirs = self.pages.measure(right[start:end], plan.brought) if right is not None and plan.brought else None
+                theirs = (
+                    self.pages.measure(right[start:end], plan.brought) if right is not None and plan.brought else None
+                )
                 size = mine.nbytes + (theirs.nbytes if theirs is not None else 0)
                 if size <= self.output_bytes or rows == 1:
                     break
@@ -275,6 +289,9 @@ class Operator(ABC):
             self.ledger.book("output", self.output_bytes)
 
 
+def _line(schema: pa.Schema) -> str:
+    return ", ".join(f"{entry.name} {entry.type}" for entry in schema)
+
+
 def _between(low: int, value: int, high: int) -> int:
     return max(low, min(value, high))
-

@@ -1,8 +1,8 @@
 """The master cache H_R: rows of R kept in memory one by one, found by key, in pages that are cleaned oldest first.
 
-    newest page  [row row row row]        admit: a new page with the rows that come in
+    newest page  [row row row row]        admit: a new page with rows that come in
                  [row  .  row row]
-    oldest page  [ .  row  .  row]        clean: the page's rows that are still asked for move to a new page, the rest go
+    oldest page  [ .  row  .  row]        clean: rows that are still asked for move to a new page, the rest go
 
 Rows of different length never fragment memory this way, and the bytes of the cache are the bytes of its pages.
 """
@@ -40,7 +40,13 @@ class MasterCache:
     """
 
     def __init__(
-        self, pages: PageTable, columns: Sequence[int], ledger: Ledger, *, capacity: int, component: str = "master cache"
+        self,
+        pages: PageTable,
+        columns: Sequence[int],
+        ledger: Ledger,
+        *,
+        capacity: int,
+        component: str = "master cache",
     ) -> None:
         self.pages = pages
         self.columns = list(columns)
@@ -51,6 +57,7 @@ class MasterCache:
         self.order: deque[_Page] = deque()
         self.bytes = 0
         self.evicted = 0
+        self.cached_rows = 0
         ledger.book(component, CacheTable.bytes_for(self.table.capacity))
 
     def probe(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -81,6 +88,7 @@ class MasterCache:
         page.entries = self.table.insert(
             keys[:take], starts + (page.number << 32), rows[:take].astype(np.int32), hits[:take].astype(np.int32)
         )
+        self.cached_rows += len(refs)
         return take
 
     def _store(self, plan: Gathering) -> _Page:
@@ -100,7 +108,7 @@ class MasterCache:
         self.pages.release(page.number)
 
     def clean(self, size: int, threshold: int) -> None:
-        """Take the oldest pages, up to `size` bytes of them, and keep of their rows those with more hits than `threshold`.
+        """Take the oldest pages, about `size` bytes, and keep of their rows those with more hits than `threshold`.
 
         The survivors go to one new page; the ledger must have room for it for a moment.
         """
@@ -144,7 +152,9 @@ class MasterCache:
         return entries[there]
 
     def _evict(self, entries: np.ndarray) -> None:
-        self.evicted += int(self.table.rows[entries].sum())
+        rows = int(self.table.rows[entries].sum())
+        self.evicted += rows
+        self.cached_rows -= rows
         self.table.drop(entries)
 
     def evict(self, entries: np.ndarray) -> None:
@@ -171,11 +181,6 @@ class MasterCache:
                 self._move(entries)
             for page in group:
                 self._discard(page)
-
-    @property
-    def cached_rows(self) -> int:
-        rows = self.table.rows
-        return int(rows[rows > 0].sum())
 
     def clear(self) -> None:
         """Forget everything."""

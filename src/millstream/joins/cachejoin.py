@@ -12,13 +12,13 @@ frequent; when H_R is full, its coldest rows make room and the threshold is what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-import pyarrow as pa
 
 from ..master import Master
+from .base import Remaining
 from .cache import MasterCache, entry_bytes
 from .hybridjoin import HybridJoin
 
@@ -27,7 +27,7 @@ BATCH = 512  # frequent keys are collected before they are copied, to keep pages
 
 
 class CacheJoin(HybridJoin):
-    """Invariants: those of HYBRIDJOIN, and no key is both cached and waited for by rows that came after it was cached."""
+    """Invariants: those of HYBRIDJOIN; no row waits for a key that was cached when the row came."""
 
     name: ClassVar[str] = "cachejoin"
     waiting_share: ClassVar[float] = 0.5
@@ -55,7 +55,7 @@ class CacheJoin(HybridJoin):
     def _page_limit(self) -> int:
         return self.waiting.bytes + max(0, self.ledger.free - max(0, self.page_limit - self.cache.bytes))
 
-    def _probe_memory(self, refs: np.ndarray, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
+    def _probe_memory(self, refs: np.ndarray, keys: np.ndarray) -> Remaining:
         first, rows = self.cache.probe(keys)
         hit = rows >= 0
         hits = int(hit.sum())
@@ -66,11 +66,13 @@ class CacheJoin(HybridJoin):
             refs, keys = refs[~hit], keys[~hit]
         return refs, keys
 
-    def _matched(self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:
+    def _matched(
+        self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray
+    ) -> None:
         good = waiting >= self.frequent
         if good.any():
             self._switch(keys[good], first[good], counts[good], waiting[good])
-        self.stats.cached_rows = self.cache.cached_rows if self.stats.iterations % 64 == 0 else self.stats.cached_rows
+        self.stats.cached_rows = self.cache.cached_rows
         self.stats.evicted_rows = self.cache.evicted
 
     def _switch(self, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:

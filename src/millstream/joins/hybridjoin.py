@@ -30,10 +30,10 @@ from ..kernels.stream_table import StreamTable
 from ..master import Master
 from ..master.reader import DiskBuffer
 from ..units import parse_bytes
-from .base import Operator
-from .waiting import WaitingRows
+from .base import Operator, Remaining
+from .waiting import SLACK, WaitingRows
 
-DISK_BUFFER = 256 * 1024
+DISK_BUFFER = 1 << 20
 LEAST_WAITING = 64
 LEAST_WAITING_BYTES = 32 * 1024
 REFILL = 32  # refill when a 32nd of H_S is free: pages stay large and H_S nearly full
@@ -48,7 +48,9 @@ class HybridJoin(Operator):
     def __init__(self, master: Master, *, disk_buffer: int | str | None = None, **arguments: Any) -> None:
         super().__init__(master, **arguments)
         least = self.least_disk_buffer(master)
-        self.disk_buffer = max(least, parse_bytes(disk_buffer, what="disk_buffer") if disk_buffer else self._default_buffer())
+        self.disk_buffer = max(
+            least, parse_bytes(disk_buffer, what="disk_buffer") if disk_buffer else self._default_buffer()
+        )
         self.buffer = DiskBuffer(self.reader, self.pages, self.disk_buffer)
         self.ledger.book("disk buffer", self.buffer.nbytes)
 
@@ -62,7 +64,7 @@ class HybridJoin(Operator):
     def _start(self) -> None:
         self._make_memory()
         share = self.ledger.free if self.waiting_share >= 0.9 else int(self.ledger.free * self.waiting_share)
-        per_row = StreamTable.bytes_for(1 << 16) / (1 << 16) + _stream_row_bytes(self.stream.layout.schema)
+        per_row = StreamTable.bytes_for(1 << 16) / (1 << 16) + SLACK * _stream_row_bytes(self.stream.layout.schema)
         capacity = max(LEAST_WAITING, int((share - LEAST_WAITING_BYTES) / per_row))
         while capacity > LEAST_WAITING and StreamTable.bytes_for(capacity) + LEAST_WAITING_BYTES > share:
             capacity = int(capacity * 0.95)
@@ -75,18 +77,17 @@ class HybridJoin(Operator):
 
     def _arrive(self, refs: np.ndarray, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
         refs, keys = yield from self._probe_memory(refs, keys)
-        yield from self._without_absent(refs, keys)
-        refs, keys = self.kept
+        refs, keys = yield from self._without_absent(refs, keys)
         while len(refs):
             taken = self.waiting.add(refs, keys, self._page_limit())
             refs, keys = refs[taken:], keys[taken:]
             if len(refs):
                 yield from self._free_some(len(refs))
 
-    def _probe_memory(self, refs, keys):
-        """Resolve what memory has; a generator that returns the rest."""
+    def _probe_memory(self, refs: np.ndarray, keys: np.ndarray) -> Remaining:
+        """Resolve what memory has; the others remain."""
+        yield from ()
         return refs, keys
-        yield
 
     def _page_limit(self) -> int:
         """Bytes that the waiting rows themselves may take now."""
@@ -100,13 +101,13 @@ class HybridJoin(Operator):
             before = len(self.waiting)
             yield from self._iterate()
             left += before - len(self.waiting)
-        if self.waiting.wasted > 0.5 or not self._roomy():
+        if not self._roomy(goal):
             self.waiting.compact()
-        if not len(self.waiting) and not self._roomy() and not self._make_room(8 * 1024):
+        if not len(self.waiting) and not self._roomy(1) and not self._make_room(8 * 1024):
             self.ledger.add("stream table", int(self.waiting.row_bytes) + 8 * 1024)  # says how much would be needed
 
-    def _roomy(self) -> bool:
-        return self._page_limit() - self.waiting.bytes > 4096 + 8 * self.waiting.row_bytes
+    def _roomy(self, rows: int) -> bool:
+        return self._page_limit() - self.waiting.bytes > 4096 + 1.2 * rows * self.waiting.row_bytes
 
     # -- disk-probing ------------------------------------------------------------------------------------------
 
@@ -178,10 +179,14 @@ class HybridJoin(Operator):
         total = int(rows.sum())
         keys, first, counts = (np.empty(total, dtype=np.int64) for _ in range(3))
         node = self.key_node
-        groups = kernel.group_pages(self.pages.addresses, node.first + 1, node.width, numbers, rows, keys, first, counts)
+        groups = kernel.group_pages(
+            self.pages.addresses, node.first + 1, node.width, numbers, rows, keys, first, counts
+        )
         return keys[:groups], first[:groups], counts[:groups]
 
-    def _matched(self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:
+    def _matched(
+        self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray
+    ) -> None:
         """What an iteration joined, while its rows are still in the disk buffer: for those who keep some."""
 
     def _drain(self) -> Iterator[pa.RecordBatch]:

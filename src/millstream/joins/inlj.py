@@ -52,9 +52,11 @@ class IndexNestedLoopJoin(Operator):
     def _least_own(cls, master: Master, brought: Sequence[str]) -> int:
         return _slot_bytes(master) + SLOT_OVERHEAD + 4096 + 4 * master.statistics.segments
 
+    def _start(self) -> None:
+        """The pool depends on the master alone."""
+
     def _arrive(self, refs: np.ndarray, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
-        yield from self._without_absent(refs, keys)
-        refs, keys = self.kept
+        refs, keys = yield from self._without_absent(refs, keys)
         if not len(refs):
             return
         distinct, back = np.unique(keys, return_inverse=True)
@@ -91,7 +93,11 @@ class IndexNestedLoopJoin(Operator):
         self.stats.cache_hits += int((self.slot_of[segments[:taken]] >= 0).sum())
         missing = distinct[here < 0]
         if len(missing):
-            victims = np.argpartition(self.used, len(missing) - 1)[: len(missing)] if len(missing) < len(self.used) else np.arange(len(self.used))
+            victims = (
+                np.argpartition(self.used, len(missing) - 1)[: len(missing)]
+                if len(missing) < len(self.used)
+                else np.arange(len(self.used))
+            )
             self._read(missing, victims[: len(missing)])
         return taken
 
@@ -100,14 +106,12 @@ class IndexNestedLoopJoin(Operator):
         self.slot_of[old[old >= 0]] = -1
         self.held[slots] = -1
         index, reader = self.reader.index, self.reader
-        starts = np.empty(len(missing), dtype=np.int64)
-        for i, (segment, slot) in enumerate(zip(missing.tolist(), slots.tolist(), strict=True)):
-            runs = reader.runs(np.array([segment], dtype=np.int64))
-            target = self.address + slot * self.slot_bytes
-            if reader.read(runs, target) >= 0:
-                raise CorruptMaster(f"{reader.describe(segment)} is cut off; build the master again")
-            starts[i] = target + runs.position[0]
-            self.stats.bytes_read += int(runs.length[0])
+        runs = reader.single_runs(missing, slots * self.slot_bytes)
+        short = reader.read(runs, self.address)
+        if short >= 0:
+            raise CorruptMaster(f"{reader.describe(int(missing[short]))} is cut off; build the master again")
+        starts = runs.position + self.address
+        self.stats.bytes_read += int(runs.length.sum())
         self.stats.disk_reads += len(missing)
         self.stats.segments_read += len(missing)
         numbers = self.numbers[slots]
@@ -116,7 +120,9 @@ class IndexNestedLoopJoin(Operator):
             self.pages.addresses, numbers, self.pages.layout.buffers,
         )  # fmt: skip
         if bad >= 0:
-            raise CorruptMaster(f"{reader.describe(int(missing[bad]))} is damaged: its checksum does not fit; build the master again")
+            raise CorruptMaster(
+                f"{reader.describe(int(missing[bad]))} is damaged: its checksum does not fit; build the master again"
+            )
         self.held[slots] = missing
         self.slot_of[missing] = slots
         self.used[slots] = self.clock

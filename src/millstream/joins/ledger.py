@@ -20,8 +20,8 @@ class Ledger:
         used = self.used - self.components.get(component, 0) + size
         if used > self.budget:
             raise BudgetTooSmall(
-                f"memory of {format_bytes(self.budget)} is too small: {component} needs {format_bytes(size)} and the other "
-                f"parts hold {format_bytes(used - size)}; give at least {format_bytes(used)} ({used} bytes)",
+                f"memory of {format_bytes(self.budget)} is too small: {component} needs {format_bytes(size)} and the "
+                f"other parts hold {format_bytes(used - size)}; give at least {format_bytes(used)} ({used} bytes)",
                 least=used,
             )
         self.components[component] = size

@@ -23,14 +23,26 @@ class Locator(ABC):
         """The segment that holds each of some sorted distinct keys, -1 if the key is surely absent."""
 
     @abstractmethod
-    def rows(self, pages: PageTable, keys: np.ndarray, which: np.ndarray, numbers: np.ndarray, counts: np.ndarray):
+    def rows(
+        self, pages: PageTable, keys: np.ndarray, which: np.ndarray, numbers: np.ndarray, counts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """First row (as reference) and number of rows of keys in loaded segments; 0 rows for an absent key.
 
         The keys are some of those of the last call of `segments`; `which[i]` is the position of key i's segment in
         `numbers` (its page) and `counts` (its rows).
         """
 
-    def close(self) -> None:
+    @property
+    def reads(self) -> int:
+        """Reads of an index on disk so far."""
+        return 0
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of an index on disk read so far."""
+        return 0
+
+    def close(self) -> None:  # noqa: B027 - a locator without files has nothing to do
         """Let go of files."""
 
     @staticmethod
@@ -53,7 +65,9 @@ class SparseLocator(Locator):
     def segments(self, keys: np.ndarray) -> np.ndarray:
         return self.index.segment_of(keys)
 
-    def rows(self, pages, keys, which, numbers, counts):
+    def rows(
+        self, pages: PageTable, keys: np.ndarray, which: np.ndarray, numbers: np.ndarray, counts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         refs = np.empty(len(keys), dtype=np.int64)
         found = np.empty(len(keys), dtype=np.int64)
         kernel.find_keys(pages.addresses, self.buffer, self.width, numbers, counts, keys, which, refs, found)
@@ -73,6 +87,14 @@ class DenseLocator(Locator):
         self.buffer = DiskBuffer(self.reader, self.pages, size)
         ledger.book("index buffer", self.buffer.nbytes)
         self._keys = self._row = self._rows = np.empty(0, dtype=np.int64)
+
+    @property
+    def reads(self) -> int:
+        return self.buffer.reads
+
+    @property
+    def bytes_read(self) -> int:
+        return self.buffer.bytes_read
 
     def segments(self, keys: np.ndarray) -> np.ndarray:
         segments = np.full(len(keys), -1, dtype=np.int64)
@@ -101,7 +123,9 @@ class DenseLocator(Locator):
             self._rows[there] = _integers(self.pages, 4, at)
         return segments
 
-    def rows(self, pages, keys, which, numbers, counts):
+    def rows(
+        self, pages: PageTable, keys: np.ndarray, which: np.ndarray, numbers: np.ndarray, counts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         at = np.searchsorted(self._keys, keys)
         return (numbers[which] << 32) | self._row[at], self._rows[at]
 

@@ -32,8 +32,8 @@ class Moij(CacheJoin):
     """Invariants: those of CACHEJOIN; bytes of H_S's rows + bytes of H_R's rows <= what the fixed parts leave."""
 
     name: ClassVar[str] = "moij"
-    waiting_share: ClassVar[float] = 0.5
-    cache_share: ClassVar[float] = 0.7
+    waiting_share: ClassVar[float] = 0.85  # H_S may take nearly all of it, H_R's rows take their share from it
+    cache_share: ClassVar[float] = 0.35  # the most keys that H_R's table has places for
 
     def _make_memory(self) -> None:
         super()._make_memory()
@@ -43,7 +43,9 @@ class Moij(CacheJoin):
     def _page_limit(self) -> int:
         return self.waiting.bytes + self.ledger.free
 
-    def _matched(self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:
+    def _matched(
+        self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray
+    ) -> None:
         stream_side = waiting * (self.waiting.row_bytes + 12.0)
         master_side = counts * self.master.statistics.average_row_bytes + self._entry_bytes
         good = stream_side > master_side
@@ -52,6 +54,8 @@ class Moij(CacheJoin):
             self.cache.admit(keys[good], first[good], counts[good], waiting[good], limit)
         if self.stats.iterations % EVICTION == 0:
             self._evict()
+        self.stats.cached_rows = self.cache.cached_rows
+        self.stats.evicted_rows = self.cache.evicted
 
     def _evict(self) -> None:
         """The eviction process, once a queue's length of rows has arrived since the hits were last reset."""
@@ -67,5 +71,3 @@ class Moij(CacheJoin):
         if len(cold):
             self.cache.evict(cold.astype(np.int32))
             self.cache.repack()
-        self.stats.cached_rows = self.cache.cached_rows
-        self.stats.evicted_rows = self.cache.evicted

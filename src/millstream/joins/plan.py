@@ -38,10 +38,13 @@ def stream_keys(on: On, master: Master) -> list[str]:
     by_master = {right: left for left, right in pairs.items()}
     for right in by_master:
         if right not in master.schema.names:
-            raise UnknownColumn(f"master column {right!r} in on= is not there; the master has {', '.join(master.schema.names)}")
+            raise UnknownColumn(
+                f"master column {right!r} in on= is not there; the master has {', '.join(master.schema.names)}"
+            )
     if set(by_master) != set(master.key) or len(by_master) != len(pairs):
         raise InputError(
-            f"on= must name the key of the master, which is {', '.join(master.key)}; it names {', '.join(pairs.values()) or 'nothing'}"
+            f"on= must name the key of the master, which is {', '.join(master.key)}; "
+            f"it names {', '.join(pairs.values()) or 'nothing'}"
         )
     return [by_master[name] for name in master.key]
 
@@ -54,7 +57,9 @@ def master_columns(master: Master, columns: Sequence[str] | None) -> list[str]:
         raise InputError(f"columns must be a list of names, not the text {columns!r}")
     for name in columns:
         if name not in master.schema.names:
-            raise UnknownColumn(f"column {name!r} in columns= is not in the master, which has {', '.join(master.schema.names)}")
+            raise UnknownColumn(
+                f"column {name!r} in columns= is not in the master, which has {', '.join(master.schema.names)}"
+            )
     if len(set(columns)) != len(columns):
         raise InputError(f"columns names a column twice: {list(columns)}")
     return list(columns)
@@ -81,7 +86,9 @@ class JoinPlan:
         keys = stream_keys(on, master)
         for name in keys:
             if name not in stream.names:
-                raise UnknownColumn(f"stream column {name!r} in on= is not there; the stream has {', '.join(stream.names)}")
+                raise UnknownColumn(
+                    f"stream column {name!r} in on= is not there; the stream has {', '.join(stream.names)}"
+                )
         for left, right in zip(keys, master.key, strict=True):
             check_comparable(pa.field(left, plain(stream.field(left).type)), master.schema.field(right))
         names = master_columns(master, columns)

@@ -28,7 +28,7 @@ class CachePolicy:
         self.cache = cache
         self.fits = fits
         self.keys = max(1, master.statistics.distinct_keys)
-        self.waiting_share = 0.25
+        self.waiting_share = 0.1 if fits else 0.25
         self.threshold = 0
         size = 64 if fits else min(ledger.budget // 24, 4 * self.keys)
         self.sketch = FrequencySketch(size)

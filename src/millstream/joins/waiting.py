@@ -10,6 +10,7 @@ from ..kernels.stream_table import StreamTable
 from .ledger import Ledger
 
 PAGE_OVERHEAD = 2048  # Python and numpy objects of a small page
+SLACK = 1.5  # bytes of pages for each byte of rows, so that pages can empty before their rows are moved together
 
 
 class WaitingRows:
@@ -26,6 +27,7 @@ class WaitingRows:
         self.table = StreamTable(capacity)
         self.columns = range(len(stream.layout.columns))
         self.live: dict[int, int] = {}
+        self.places: dict[int, np.ndarray] = {}
         self.size: dict[int, int] = {}
         self.row_bytes = 64.0
         ledger.book(component, StreamTable.bytes_for(capacity))
@@ -46,7 +48,7 @@ class WaitingRows:
             self.row_bytes = max(8.0, plan.retained / rows)
             if self.bytes + plan.nbytes + PAGE_OVERHEAD <= limit and plan.nbytes + PAGE_OVERHEAD <= self.ledger.free:
                 page = self._page(plan)
-                self.table.insert(keys[:rows], np.arange(rows, dtype=np.int64) + (page << 32))
+                self.places[page] = self.table.insert(keys[:rows], np.arange(rows, dtype=np.int64) + (page << 32))
                 return rows
             rows //= 2
         return 0
@@ -71,26 +73,47 @@ class WaitingRows:
                 self._release(page)
 
     def _release(self, page: int) -> None:
-        del self.live[page]
+        del self.live[page], self.places[page]
         size = self.size.pop(page)
         self.bytes -= size
         self.ledger.add(self.component, -size)
         self.stream.release(page)
 
-    @property
-    def wasted(self) -> float:
-        """Share of the pages' bytes that belongs to rows that are gone."""
-        return 1.0 - min(1.0, len(self) * self.row_bytes / self.bytes) if self.bytes else 0.0
-
     def compact(self) -> None:
-        """Move the waiting rows to full pages, oldest first, as far as the ledger has room for it."""
-        at, refs = self.table.live()
-        step = max(1, int(min(self.ledger.free // 2, 4 << 20) / (1.2 * self.row_bytes + 1)))
-        for start in range(0, len(refs), step):
-            old = refs[start : start + step]
-            plan = self.stream.measure(old, self.columns)
-            if plan.nbytes + PAGE_OVERHEAD > self.ledger.free:
+        """Move the rows of the emptiest pages together, until an eighth of all bytes is free or no page is worth it."""
+        goal = self.bytes // 8
+        emptiest = sorted(self.live, key=lambda page: self.live[page] / len(self.places[page]))
+        gained = 0
+        group: list[int] = []
+        size = 0.0
+        for page in emptiest:
+            left = self.live[page] / len(self.places[page])
+            if gained >= goal or left > 0.9:
                 break
-            page = self._page(plan)
-            self.table.move(at[start : start + step], np.arange(len(old), dtype=np.int64) + (page << 32))
-            self.leave(old)
+            if size and size + left * self.size[page] > min(4 << 20, self.ledger.free // 2):
+                self._merge(group)
+                group, size = [], 0.0
+            if left * self.size[page] > self.ledger.free // 2:
+                break
+            group.append(page)
+            size += left * self.size[page]
+            gained += int((1 - left) * self.size[page])
+        if group:
+            self._merge(group)
+
+    def _merge(self, pages: list[int]) -> None:
+        """Move the waiting rows of some pages to a new one."""
+        places, old = [], []
+        for page in pages:
+            refs = self.table.refs(self.places[page])
+            here = refs == np.arange(len(refs), dtype=np.int64) + (page << 32)
+            places.append(self.places[page][here])
+            old.append(refs[here])
+        refs = np.concatenate(old)
+        plan = self.stream.measure(refs, self.columns)
+        if plan.nbytes + PAGE_OVERHEAD > self.ledger.free:
+            return
+        page = self._page(plan)
+        self.places[page] = np.concatenate(places)
+        self.table.move(self.places[page], np.arange(len(refs), dtype=np.int64) + (page << 32))
+        self.leave(refs)

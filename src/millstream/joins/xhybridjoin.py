@@ -13,14 +13,13 @@ part in each iteration; probing that part with each arriving row gives the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
-import pyarrow as pa
 
 from ..kernels.cache_table import CacheTable
 from ..master.reader import DiskBuffer
+from .base import Remaining
 from .hybridjoin import HybridJoin
 
 
@@ -43,7 +42,7 @@ class XHybridJoin(HybridJoin):
         if self.room:
             self.ledger.book("non-swappable part", room)
 
-    def _probe_memory(self, refs: np.ndarray, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
+    def _probe_memory(self, refs: np.ndarray, keys: np.ndarray) -> Remaining:
         if self.table is None and self.room:
             self._fill_kept_part()
         if self.table is None:
@@ -58,7 +57,9 @@ class XHybridJoin(HybridJoin):
             refs, keys = refs[~hit], keys[~hit]
         return refs, keys
 
-    def _matched(self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:
+    def _matched(
+        self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray
+    ) -> None:
         if self.table is None and self.room:
             home = int(self._partition(segment)[0])
             self.popularity[home] = self.popularity.get(home, 0) + int(waiting.sum())
@@ -81,5 +82,7 @@ class XHybridJoin(HybridJoin):
         take = min(len(keys), table.room)
         table.insert(keys[:take], first[:take], counts[:take].astype(np.int32), np.zeros(take, dtype=np.int32))
         self.kept_part, self.table = part, table
+        self.buffer.reads += part.reads
+        self.buffer.bytes_read += part.bytes_read
         self.stats.cached_rows = int(counts[:take].sum())
         self.popularity = {}

@@ -48,14 +48,27 @@ class CacheTable:
         return self.capacity - self.used
 
     def probe(self, keys: np.ndarray, refs: np.ndarray, rows: np.ndarray) -> int:
-        """Look keys up and count the hits: first row and number of rows of each, rows -1 where the key is not cached."""
+        """Look keys up and count the hits: first row and number of rows of each, -1 for keys not cached."""
         return int(_probe(keys, refs, rows, self.slots, self.key, self.ref, self.rows, self.hits))
 
     def insert(self, keys: np.ndarray, refs: np.ndarray, rows: np.ndarray, hits: np.ndarray) -> np.ndarray:
         """Add distinct keys that are not cached; the entry number of each. Requires `len(keys) <= room`."""
         assert len(keys) <= self.room
         entries = np.empty(len(keys), dtype=np.int32)
-        _insert(keys, refs, rows, hits, entries, self.slots, self.key, self.ref, self.rows, self.hits, self._next, self._state)
+        _insert(
+            keys,
+            refs,
+            rows,
+            hits,
+            entries,
+            self.slots,
+            self.key,
+            self.ref,
+            self.rows,
+            self.hits,
+            self._next,
+            self._state,
+        )
         return entries
 
     def drop(self, entries: np.ndarray) -> None:

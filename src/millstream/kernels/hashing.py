@@ -94,7 +94,9 @@ def hash_bytes(address, length, seed):
 
 
 # How a key column is hashed. The codes are shared with `keys.py`.
-BOOL, INT8, INT16, INT32, INT64, FLOAT, DOUBLE, DECIMAL_SHORT, DECIMAL_LONG, VARLEN, VARLEN_LARGE, FIXED_BYTES = range(12)
+BOOL, INT8, INT16, INT32, INT64, FLOAT, DOUBLE, DECIMAL_SHORT, DECIMAL_LONG, VARLEN, VARLEN_LARGE, FIXED_BYTES = range(
+    12
+)
 
 
 @njit(inline="always")

@@ -79,7 +79,10 @@ def coerce(array: pa.Array, target: pa.DataType) -> pa.Array:
     """The same values in the master's key type; values that it cannot hold become NULL, for they match nothing."""
     if array.type == target:
         return array
-    if pt.is_timestamp(target) or _family(target) in ("string", "binary"):
+    if pt.is_timestamp(target):
+        cast = array.cast(target, safe=False)
+        return pc.if_else(pc.equal(cast.cast(array.type, safe=False), array), cast, pa.scalar(None, target))
+    if _family(target) in ("string", "binary"):
         return array.cast(target)
     if _family(target) == "float":
         cast = array.cast(target, safe=False)
@@ -189,7 +192,12 @@ def compare_kind(type_: pa.DataType) -> int:
 
 
 def keep_equal(
-    left: np.ndarray, left_node: Node, right: np.ndarray, right_node: Node, left_refs: np.ndarray, right_refs: np.ndarray
+    left: np.ndarray,
+    left_node: Node,
+    right: np.ndarray,
+    right_node: Node,
+    left_refs: np.ndarray,
+    right_refs: np.ndarray,
 ) -> np.ndarray:
     """Which pairs have equal values in one key column; both tables hold it in the same type."""
     equal = np.empty(len(left_refs), dtype=np.bool_)
@@ -223,7 +231,10 @@ def _equal(kind, width, left, left_buffer, right, right_buffer, left_refs, right
             y0, y1 = _bounds(y, width, q)
             same = x1 - x0 == y1 - y0
             if same and x1 > x0:
-                same = compare_bytes(left[a >> 32, left_buffer + 1] + x0, right[b >> 32, right_buffer + 1] + y0, x1 - x0) == 0
+                same = (
+                    compare_bytes(left[a >> 32, left_buffer + 1] + x0, right[b >> 32, right_buffer + 1] + y0, x1 - x0)
+                    == 0
+                )
             equal[i] = same
         elif kind == hashing.FIXED_BYTES:
             equal[i] = compare_bytes(x + width * p, y + width * q, width) == 0

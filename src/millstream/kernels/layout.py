@@ -70,7 +70,9 @@ def node(type_: pa.DataType, first: int, *, column: str = "") -> Node:
         return Node(type_, STRUCT, 0, first, 1, tuple(children))
     width = None if isinstance(type_, pa.BaseExtensionType) or pt.is_dictionary(type_) else _fixed_width(type_)
     if width is None or pt.is_union(type_) or pt.is_run_end_encoded(type_):
-        raise UnsupportedType(f"column {column!r} has type {type_}, which cannot be stored; cast it to a plain type first")
+        raise UnsupportedType(
+            f"column {column!r} has type {type_}, which cannot be stored; cast it to a plain type first"
+        )
     return Node(type_, FIXED, width, first, 2)
 
 

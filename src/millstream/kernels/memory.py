@@ -81,12 +81,19 @@ def copy_bytes(typingctx, target, source, length):
     def codegen(context, builder, signature, args):
         byte = ir.IntType(8).as_pointer()
         function = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)])
-        arguments = [builder.inttoptr(args[0], byte), builder.inttoptr(args[1], byte), args[2], ir.Constant(ir.IntType(1), 0)]
+        arguments = [
+            builder.inttoptr(args[0], byte),
+            builder.inttoptr(args[1], byte),
+            args[2],
+            ir.Constant(ir.IntType(1), 0),
+        ]
         builder.call(function, arguments)
 
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
 # Found by name in the C library when a kernel is linked, so kernels that call them can be cached on disk.
-pread = types.ExternalFunction("pread", typing.signature(types.int64, types.int32, types.int64, types.int64, types.int64))
+pread = types.ExternalFunction(
+    "pread", typing.signature(types.int64, types.int32, types.int64, types.int64, types.int64)
+)
 compare_bytes = types.ExternalFunction("memcmp", typing.signature(types.int32, types.int64, types.int64, types.int64))

@@ -15,7 +15,7 @@ from numba import njit, uint64
 from .hashing import mix
 
 ENTRY_BYTES = 8 + 4 + 4 + 4 + 4 + 4 + 8  # key, head, count, chain, older, younger, two buckets
-TUPLE_BYTES = 8 + 4  # reference, next of the same key
+TUPLE_BYTES = 8 + 4 + 4  # reference, next of the same key, its place as its page remembers it
 
 _FREE_ENTRY, _FREE_TUPLE, _OLDEST, _YOUNGEST, _ENTRIES, _TUPLES = range(6)
 
@@ -74,10 +74,12 @@ class StreamTable:
             self._state,
         )
 
-    def insert(self, keys: np.ndarray, refs: np.ndarray) -> None:
-        """Append tuples, youngest last; requires `len(keys) <= room`."""
+    def insert(self, keys: np.ndarray, refs: np.ndarray) -> np.ndarray:
+        """Append tuples, youngest last; the place of each in the table. Requires `len(keys) <= room`."""
         assert len(keys) <= self.room
-        _insert(keys, refs, *self._arrays)
+        places = np.empty(len(keys), dtype=np.int32)
+        _insert(keys, refs, places, *self._arrays)
+        return places
 
     def oldest(self, limit: int = 1) -> np.ndarray:
         """The keys of the oldest entries, oldest first."""
@@ -103,16 +105,13 @@ class StreamTable:
             _remove(keys, refs, which, *self._arrays)
         return refs, which
 
-    def live(self) -> tuple[np.ndarray, np.ndarray]:
-        """All tuples by age of their entries: index of the tuple in the table, and reference."""
-        at = np.empty(self.tuples, dtype=np.int32)
-        refs = np.empty(self.tuples, dtype=np.int64)
-        _live(at, refs, self._head, self._younger, self._ref, self._next, self._state)
-        return at, refs
+    def refs(self, places: np.ndarray) -> np.ndarray:
+        """The references of the tuples at some places, -1 where a tuple has left."""
+        return self._ref[places]
 
-    def move(self, at: np.ndarray, refs: np.ndarray) -> None:
+    def move(self, places: np.ndarray, refs: np.ndarray) -> None:
         """Give tuples new references, after their rows were moved to other pages."""
-        self._ref[at] = refs
+        self._ref[places] = refs
 
 
 @njit(cache=True, nogil=True)
@@ -146,7 +145,7 @@ def _find(key, buckets, keys, chain):
 
 
 @njit(cache=True, nogil=True)
-def _insert(new_keys, new_refs, buckets, key, head, count, chain, older, younger, ref, following, state):
+def _insert(new_keys, new_refs, places, buckets, key, head, count, chain, older, younger, ref, following, state):
     for i in range(new_keys.shape[0]):
         k = new_keys[i]
         entry = _find(k, buckets, key, chain)
@@ -171,6 +170,7 @@ def _insert(new_keys, new_refs, buckets, key, head, count, chain, older, younger
         slot = state[_FREE_TUPLE]
         state[_FREE_TUPLE] = following[slot]
         ref[slot] = new_refs[i]
+        places[i] = slot
         following[slot] = head[entry]
         head[entry] = slot
         count[entry] += 1
@@ -207,6 +207,7 @@ def _remove(wanted, refs, which, buckets, key, head, count, chain, older, younge
         slot = head[entry]
         while slot >= 0:
             refs[k] = ref[slot]
+            ref[slot] = -1
             which[k] = i
             k += 1
             after = following[slot]
@@ -229,17 +230,3 @@ def _remove(wanted, refs, which, buckets, key, head, count, chain, older, younge
         chain[entry] = state[_FREE_ENTRY]
         state[_FREE_ENTRY] = entry
         state[_ENTRIES] -= 1
-
-
-@njit(cache=True, nogil=True)
-def _live(at, refs, head, younger, ref, following, state):
-    k = 0
-    entry = state[_OLDEST]
-    while entry >= 0:
-        slot = head[entry]
-        while slot >= 0:
-            at[k] = slot
-            refs[k] = ref[slot]
-            k += 1
-            slot = following[slot]
-        entry = younger[entry]

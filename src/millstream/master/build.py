@@ -25,7 +25,7 @@ from . import manifest as manifests
 from .files import BuilderLock, Store
 from .manifest import HASH_COLUMN, Layout, Manifest, Part, Statistics
 from .master import Master
-from .parts import HEAVIEST, BuildSpec, dense_spec, read_entries, write_part
+from .parts import DENSE_SCHEMA, HEAVIEST, BuildSpec, dense_spec, read_entries, write_part
 from .retention import sweep
 
 SEGMENT_BYTES = 16 * 1024
@@ -34,8 +34,9 @@ SEGMENT_BYTES = 16 * 1024
 class Build:
     """One attempt to make the next version; a context manager that aborts on an error."""
 
-    def __init__(self, store: Store, lock: BuilderLock, spec: BuildSpec, base: int) -> None:
+    def __init__(self, store: Store, lock: BuilderLock, spec: BuildSpec, base: int, *, new: bool) -> None:
         self.store = store
+        self._new = new
         self.spec = spec
         self.base = base
         self._lock = lock
@@ -65,13 +66,14 @@ class Build:
             leftovers = set(store.names("")) - {".builder", "data", manifests.FOLDER, "pins"}
             if leftovers:
                 raise InputError(f"{store.path} exists and is not a master; give a new or empty directory")
+        new = not store.exists()
         store.make_folder(manifests.FOLDER)
         lock = BuilderLock(store)
         known = manifests.versions(store)
         folder = f"data/{uuid.uuid4().hex}"
         store.make_folder(folder)
         spec = BuildSpec(store.path, folder, tuple(names), schema, layout, segment_bytes)
-        return cls(store, lock, spec, known[-1] if known else 0)
+        return cls(store, lock, spec, known[-1] if known else 0, new=new)
 
     def commit(self, summaries: Sequence[dict[str, Any]], dense: Sequence[dict[str, Any]] = ()) -> Master:
         """Make the parts the next version. `dense` are the parts of the on-disk index of a "frequency" build."""
@@ -80,7 +82,9 @@ class Build:
         parts = _filled(Part(**summary["part"]) for summary in summaries)
         nulls = tuple(Part(**summary["nulls"]) for summary in summaries if summary["nulls"])
         null_rows = sum(part.rows for part in nulls)
-        heaviest = sorted((tuple(pair) for summary in summaries for pair in summary["heaviest"]), key=lambda pair: -pair[1])
+        heaviest = sorted(
+            (tuple(pair) for summary in summaries for pair in summary["heaviest"]), key=lambda pair: -pair[1]
+        )
         statistics = Statistics(
             rows=sum(part.rows for part in parts) + null_rows,
             bytes=sum(part.bytes for part in parts),
@@ -88,6 +92,7 @@ class Build:
             distinct_keys=sum(summary["distinct_keys"] for summary in summaries),
             null_key_rows=null_rows,
             max_segment_bytes=max((summary["max_segment_bytes"] for summary in (*summaries, *dense)), default=0),
+            max_row_bytes=max((summary["max_row_bytes"] for summary in summaries), default=0),
             max_key_rows=max((summary["max_key_rows"] for summary in summaries), default=0),
             filter_bytes=sum(summary["part"]["filter_bytes"] for summary in clustered),
             heaviest_keys=tuple(heaviest[:HEAVIEST]),
@@ -102,7 +107,9 @@ class Build:
             statistics=statistics,
             parts=parts,
             null_parts=nulls,
-            dense_parts=_filled(Part(**summary["part"]) for summary in sorted(dense, key=lambda s: s["part"]["number"])),
+            dense_parts=_filled(
+                Part(**summary["part"]) for summary in sorted(dense, key=lambda s: s["part"]["number"])
+            ),
         )
         self.store.sync(self.spec.folder)
         if manifests.versions(self.store)[-1:] not in ([self.base], []) or not self.store.create(
@@ -121,10 +128,10 @@ class Build:
         return Master(self.store, new)
 
     def abort(self) -> None:
-        """Remove what this build has written."""
+        """Remove what this build has written, and the directory if it was not there before."""
         if self._open:
             with contextlib.suppress(OSError):
-                self.store.delete(self.spec.folder)
+                self.store.delete(self.spec.folder if not self._new or manifests.versions(self.store) else "")
             self._finish()
 
     def _finish(self) -> None:
@@ -183,7 +190,7 @@ def build_local(
         if layout == "frequency":
             order = frequency_order(codes, table.column(frequency).to_numpy(zero_copy_only=False))
             summary = write_part(spec, _slices(table, order), 0)
-            entries = pa.Table.from_batches(read_entries(spec, summary))
+            entries = pa.Table.from_batches(read_entries(spec, summary), schema=DENSE_SCHEMA)
             by_key = np.argsort(entries.column("key").to_numpy(), kind="stable")
             dense = write_part(dense_spec(spec), _slices(entries, by_key), 1)
             return build.commit([summary], [dense])

@@ -111,7 +111,7 @@ class BuilderLock:
             except OSError as error:
                 os.close(descriptor)
                 raise BuildConflict(
-                    f"another builder is writing the master at {store.path}; nothing was changed, try again when it is done"
+                    f"another builder is writing the master at {store.path}; nothing was changed, try again later"
                 ) from error
             self._descriptor = descriptor
 

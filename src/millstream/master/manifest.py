@@ -1,4 +1,4 @@
-"""The manifest of one version of a master: what it consists of, as one JSON file that is created once and never changed."""
+"""The manifest of one version of a master: what it consists of, in one JSON file that is created once and stays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from ..errors import CorruptMaster, FormatTooNew, MasterNotFound, NotAMaster
+from ..errors import CorruptMaster, FormatTooNew, MasterNotFound, MillstreamError, NotAMaster
 from ..kernels.hashing import checksum
 from .files import Store
 
@@ -46,6 +46,7 @@ class Statistics:
     distinct_keys: int = 0
     null_key_rows: int = 0
     max_segment_bytes: int = 0
+    max_row_bytes: int = 0
     max_key_rows: int = 0
     filter_bytes: int = 0
     heaviest_keys: tuple[tuple[str, int], ...] = ()
@@ -61,7 +62,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One version: `parts` hold the rows, `null_parts` those with a NULL in the key, `dense_parts` the on-disk index."""
+    """One version: `parts` hold the rows, `null_parts` those with a NULL key, `dense_parts` the on-disk index."""
 
     version: int
     created: str
@@ -86,7 +87,9 @@ class Manifest:
         body: dict[str, Any] = asdict(self)
         body["schema"] = base64.b64encode(self.schema.serialize().to_pybytes()).decode()
         text = json.dumps(body, sort_keys=True)
-        return json.dumps({"checksum": checksum(text.encode()), "format": self.format, "master": body}, indent=1, sort_keys=True).encode()
+        return json.dumps(
+            {"checksum": checksum(text.encode()), "format": self.format, "master": body}, indent=1, sort_keys=True
+        ).encode()
 
 
 def name_of(version: int) -> str:
@@ -124,7 +127,7 @@ def parse(content: bytes, where: str) -> Manifest:
         written = int(outer["format"])
         if written > FORMAT:
             raise FormatTooNew(
-                f"{where} has format {written}, but this Millstream reads formats up to {FORMAT}; install a newer Millstream"
+                f"{where} has format {written}, but this Millstream reads formats up to {FORMAT}; install a newer one"
             )
         body = outer["master"]
         if checksum(json.dumps(body, sort_keys=True).encode()) != outer["checksum"]:
@@ -144,5 +147,7 @@ def parse(content: bytes, where: str) -> Manifest:
             dense_parts=tuple(Part(**part) for part in body["dense_parts"]),
             format=body["format"],
         )
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, pa.ArrowInvalid) as error:
+    except MillstreamError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptMaster(f"{where} is not a readable manifest ({error}); build the master again") from error

@@ -148,4 +148,6 @@ class Master:
         return total
 
     def __repr__(self) -> str:
-        return f"Master({self.path!r}, version={self.version}, rows={self.rows:,}, key={self.key}, layout={self.layout!r})"
+        return (
+            f"Master({self.path!r}, version={self.version}, rows={self.rows:,}, key={self.key}, layout={self.layout!r})"
+        )

@@ -109,12 +109,10 @@ class _SegmentFile:
         self.sink.write(END_OF_STREAM)
         self.sink.close()
         self.store.sync(self.name)
-        columns = list(zip(*self.entries, strict=True)) if self.entries else [[] for _ in INDEX_SCHEMA]
+        columns: list[tuple[int, ...]] = list(zip(*self.entries, strict=True)) or [() for _ in INDEX_SCHEMA]
         arrays = [pa.array(column, entry.type) for column, entry in zip(columns, INDEX_SCHEMA, strict=True)]
         index_checksum, _ = self._write_table(self.index_name, pa.RecordBatch.from_arrays(arrays, schema=INDEX_SCHEMA))
-        part = Part(
-            number, self.name, self.offset, self.rows, len(self.entries), self.index_name, index_checksum
-        )
+        part = Part(number, self.name, self.offset, self.rows, len(self.entries), self.index_name, index_checksum)
         if chunks is None:
             return part
         blocks = pa.RecordBatch.from_arrays(
@@ -122,7 +120,9 @@ class _SegmentFile:
             schema=FILTER_SCHEMA,
         )
         filter_checksum, size = self._write_table(self.filter_name, blocks)
-        return Part(**{**asdict(part), "filter": self.filter_name, "filter_bytes": size, "filter_checksum": filter_checksum})
+        return Part(
+            **{**asdict(part), "filter": self.filter_name, "filter_bytes": size, "filter_checksum": filter_checksum}
+        )
 
     def _write_table(self, name: str, batch: pa.RecordBatch) -> tuple[int, int]:
         buffer = pa.BufferOutputStream()
@@ -177,6 +177,11 @@ def row_bytes(batch: pa.RecordBatch) -> np.ndarray:
     return sizes
 
 
+def flat(schema: pa.Schema) -> bool:
+    """Whether `row_bytes` is exact: no column is nested."""
+    return not any(node.children for node in ColumnLayout.of(schema).columns)
+
+
 class PartWriter:
     """Cuts sorted rows into segments at key boundaries.
 
@@ -195,13 +200,16 @@ class PartWriter:
         self.filter = _FilterChunks() if spec.layout == "key" else None
         self.dense: _SegmentFile | None = None
         if spec.layout == "frequency":
-            self.dense = _SegmentFile(self.store, spec.folder, f"entries-{number:05d}-{uuid.uuid4().hex[:12]}", DENSE_SCHEMA)
+            self.dense = _SegmentFile(
+                self.store, spec.folder, f"entries-{number:05d}-{uuid.uuid4().hex[:12]}", DENSE_SCHEMA
+            )
         self._entries: list[list[np.ndarray]] = []
         self._carry: list[pa.RecordBatch] = []
         self._carry_bytes = 0
         self._last_key: int | None = None
         self._distinct = 0
         self._max_key_rows = 0
+        self._max_row_bytes = 0
         self._heaviest: list[tuple[int, str]] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -215,6 +223,7 @@ class PartWriter:
         ):
             raise InputError(f"rows of part {self.number} do not come sorted by {self.spec.sort_columns}")
         sizes = row_bytes(batch)
+        self._max_row_bytes = max(self._max_row_bytes, int(sizes.max()))
         if self._carry and keys[0] != self._last_key and self._carry_bytes + int(sizes[0]) > self.spec.segment_bytes:
             self._flush()
         if self._carry:
@@ -231,7 +240,9 @@ class PartWriter:
         self._carry_bytes = int(sizes[start:].sum())
         self._last_key = int(keys[-1])
 
-    def _join_carry(self, batch, keys, sizes):
+    def _join_carry(
+        self, batch: pa.RecordBatch, keys: np.ndarray, sizes: np.ndarray
+    ) -> tuple[pa.RecordBatch | None, np.ndarray, np.ndarray]:
         """Put what was held back before the new rows; nothing, while a single key still goes on."""
         if keys[-1] == self._last_key and keys[0] == self._last_key and len(self._carry) > 0 and self._one_key():
             self._carry.append(batch)
@@ -256,7 +267,9 @@ class PartWriter:
         if valid.all():
             return batch
         if self.nulls is None:
-            self.nulls = _SegmentFile(self.store, self.spec.folder, f"nulls-{self.number:05d}-{uuid.uuid4().hex[:12]}", self.schema)
+            self.nulls = _SegmentFile(
+                self.store, self.spec.folder, f"nulls-{self.number:05d}-{uuid.uuid4().hex[:12]}", self.schema
+            )
         rows = batch.filter(pa.array(~valid))
         step = max(1, int(rows.num_rows * self.spec.segment_bytes / max(1, rows.nbytes)))
         for start in range(0, rows.num_rows, step):
@@ -294,7 +307,8 @@ class PartWriter:
 
     def _note_heaviest(self, batch: pa.RecordBatch, starts: np.ndarray, counts: np.ndarray) -> None:
         floor = self._heaviest[0][0] if len(self._heaviest) == HEAVIEST else 1
-        for at in np.flatnonzero(counts > floor)[:HEAVIEST].tolist():
+        heavy = np.flatnonzero(counts > floor)
+        for at in heavy[np.argsort(-counts[heavy], kind="stable")][:HEAVIEST].tolist():
             row = int(starts[at])
             text = ", ".join(str(batch.column(name)[row].as_py()) for name in self.spec.key)
             heapq.heappush(self._heaviest, (int(counts[at]), text))
@@ -309,6 +323,7 @@ class PartWriter:
             "part": asdict(self.file.close(self.number, self.filter.finish() if self.filter else None)),
             "distinct_keys": self._distinct,
             "max_key_rows": self._max_key_rows,
+            "max_row_bytes": self._max_row_bytes if flat(self.schema) else self.file.largest,
             "max_segment_bytes": self.file.largest,
             "heaviest": sorted(((key, rows) for rows, key in self._heaviest), key=lambda pair: -pair[1]),
             "nulls": asdict(self.nulls.close(self.number, None)) if self.nulls else None,

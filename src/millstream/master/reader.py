@@ -1,8 +1,9 @@
-"""Reading segments of a master: where they are, fetched in file order with several reads in flight, checked and mapped."""
+"""Reading segments of a master: where they are, fetched with several reads in flight, checked and mapped."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -172,6 +173,14 @@ class SegmentReader:
         position = start - np.repeat(offset, last - first + 1) + np.repeat(target, last - first + 1)
         return Runs(file[first], offset, length, target, position)
 
+    def single_runs(self, wanted: np.ndarray, targets: np.ndarray) -> Runs:
+        """One read for each segment, in any order, each to its own place."""
+        start = self.index.offset[wanted]
+        stop = start + self.index.length[wanted]
+        offset = start & -PAGE if self.direct else start
+        length = (stop + PAGE - 1 & -PAGE if self.direct else stop) - offset
+        return Runs(self.index.file[wanted], offset, length, targets.astype(np.int64), targets + (start - offset))
+
     def fetch(self, runs: Runs, address: int, *, in_flight: int = 1) -> list[Future[int]]:
         """Start to read runs to memory at an address; results are the number of a run that came short, or -1."""
         for number in np.unique(runs.file).tolist():
@@ -185,7 +194,7 @@ class SegmentReader:
             self.pool.submit(
                 _read, descriptors[a:b], runs.offset[a:b], runs.length[a:b], self._slack, runs.target[a:b] + address, a
             )
-            for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+            for a, b in itertools.pairwise(bounds)
         ]
 
     def read(self, runs: Runs, address: int) -> int:
@@ -220,7 +229,9 @@ class SegmentReader:
             else:
                 self._files[number] = self.store.fs.open_input_file(name)
         except FileNotFoundError as error:
-            raise MasterNotFound(f"{name} is gone: this version of the master was dropped; open the master again") from error
+            raise MasterNotFound(
+                f"{name} is gone: this version of the master was dropped; open the master again"
+            ) from error
 
     def describe(self, segment: int) -> str:
         """A segment for an error message: its file, its number and where it lies."""
@@ -292,7 +303,9 @@ class DiskBuffer:
         start, end = index.offset[wanted], index.offset[wanted] + index.length[wanted]
         step = end - start + slack
         step[1:] = np.where(
-            (index.file[wanted[1:]] == index.file[wanted[:-1]]) & (start[1:] - end[:-1] <= GAP), end[1:] - end[:-1], step[1:]
+            (index.file[wanted[1:]] == index.file[wanted[:-1]]) & (start[1:] - end[:-1] <= GAP),
+            end[1:] - end[:-1],
+            step[1:],
         )
         return max(1, int(np.searchsorted(np.cumsum(step), self.size, side="right")))
 
@@ -314,7 +327,9 @@ class DiskBuffer:
             short = self.reader.read(runs, self._address)
         if short >= 0:
             in_run = index.offset[wanted] >= runs.offset[short]
-            raise CorruptMaster(f"{self.reader.describe(int(wanted[int(np.argmax(in_run))]))} is cut off; build the master again")
+            raise CorruptMaster(
+                f"{self.reader.describe(int(wanted[int(np.argmax(in_run))]))} is cut off; build the master again"
+            )
         while len(self._numbers) < len(wanted):
             self._numbers.append(self.pages.reserve(self._memory))
         numbers = np.array(self._numbers[: len(wanted)], dtype=np.int64)
@@ -329,8 +344,12 @@ class DiskBuffer:
             self.pages.layout.buffers,
         )
         if bad >= 0:
-            reason = "its checksum does not fit its content" if why == kernel.BAD_CHECKSUM else "it is not a record batch"
-            raise CorruptMaster(f"{self.reader.describe(int(wanted[bad]))} is damaged: {reason}; build the master again")
+            reason = (
+                "its checksum does not fit its content" if why == kernel.BAD_CHECKSUM else "it is not a record batch"
+            )
+            raise CorruptMaster(
+                f"{self.reader.describe(int(wanted[bad]))} is damaged: {reason}; build the master again"
+            )
         self.reads += len(runs.file)
         self.bytes_read += int(runs.length.sum())
         return numbers, counts

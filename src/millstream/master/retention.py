@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import time
 
 from . import manifest as manifests
@@ -37,7 +38,7 @@ def sweep(store: Store, *, keep_seconds: float = KEEP_SECONDS) -> list[int]:
     needed = pinned(store)
     now = datetime.datetime.now(datetime.UTC)
     dropped = []
-    for version, after in zip(known, known[1:], strict=False):
+    for version, after in itertools.pairwise(known):
         superseded = datetime.datetime.fromisoformat(loaded[after].created)
         if version not in needed and (now - superseded).total_seconds() > keep_seconds:
             store.delete(manifests.name_of(version))

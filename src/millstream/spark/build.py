@@ -1,7 +1,9 @@
 """`millstream.build_master`: a Spark job that sorts any batch DataFrame into the segments of a master.
 
-    rows --> hash of the key --> ranges of keys --> sorted --> one part file per task --> manifest, by the driver
-             (not for one integer)    (shuffle)                (only its summary comes back)
+```
+rows --> hash of the key --> ranges of keys --> sorted --> one part file per task --> manifest, by the driver
+         (not for one integer)    (shuffle)                (only its summary comes back)
+```
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ..master import Build, BuildSpec, Master, write_part
 from ..master.build import SEGMENT_BYTES, check_frequency
 from ..master.manifest import Layout
 from ..master.parts import DENSE_SCHEMA, dense_spec, read_entries
-from .types import arrow_schema, check_collation, column, spark_fields
+from .types import arrow_schema, check_collation, column, plain_names, spark_fields
 
 _SUMMARY = "summary string"
 _FREQUENCY = "__frequency__"
@@ -58,7 +60,7 @@ def build_master(
         check_collation(df.schema, spec.key)
         rows = _hashed(df, spec)
         if frequency is None:
-            ordered = _ranges(rows, [column(name) for name in spec.sort_columns], partitions)
+            ordered = _ranges(rows, [column(name) for name in spec.sort_columns[:1]], partitions)
             return build.commit(_write(ordered, spec))
         ordered = _by_frequency(rows, spec, frequency, partitions)
         summaries = _write(ordered, spec)
@@ -90,7 +92,7 @@ def _by_frequency(df: DataFrame, spec: BuildSpec, frequency: str, partitions: in
 
 def _write(ordered: DataFrame, spec: BuildSpec) -> list[dict[str, Any]]:
     """Write each partition as a part; their summaries, which are all that comes to the driver."""
-    plain = ordered.toDF(*[f"c{number}" for number in range(len(ordered.columns))])  # mapInArrow chokes on dots in names
+    plain = ordered.toDF(*plain_names(ordered))
     written = plain.mapInArrow(WritePart(spec, tuple(ordered.columns)), _SUMMARY)
     return [json.loads(row.summary) for row in written.collect()]
 

@@ -15,7 +15,7 @@ from ..master import Master
 from ..units import format_bytes, parse_bytes
 from .metrics import CARRIER, CARRIER_FIELD, is_observation, observation_name, observed
 from .task import JoinTask
-from .types import arrow_schema, check_collation, column, spark_fields
+from .types import arrow_schema, check_collation, column, plain_names, spark_fields
 from .workers import own_workers
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def join(
         carriers=metrics is not False,
     )
     fields = [*stream_df.schema.fields, *spark_fields(output)[len(stream) :]]
-    stream_df = stream_df.toDF(*[f"c{number}" for number in range(len(stream))])  # mapInArrow chokes on dots in names
+    stream_df = stream_df.toDF(*plain_names(stream_df))
     with own_workers(stream_df.sparkSession, task.identity):
         if metrics is False:
             return stream_df.mapInArrow(task, StructType(fields))

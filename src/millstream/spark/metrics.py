@@ -51,7 +51,7 @@ def observed(results: DataFrame, name: str | Observation) -> DataFrame:
     """Results without carriers, whose counters are reported under `name`."""
     zero = F.struct(*[F.lit(0).cast("long").alias(counter) for counter in NAMES])
     total = F.aggregate(F.collect_list(CARRIER), zero, _merge)
-    watched = results.observe(name, total.alias(RESULT))  # type: ignore[arg-type]
+    watched = results.observe(name, total.alias(RESULT))
     return watched.filter(F.col(CARRIER).isNull()).drop(CARRIER)
 
 
@@ -69,7 +69,7 @@ def is_observation(value: object) -> bool:
 
 
 def join_metrics(source: Any) -> dict[str, dict[str, int]]:
-    """Counters of every join in a streaming query's progress, or of the one behind an `Observation` that has its result.
+    """Counters of every join in a streaming query's progress, or of the one behind an `Observation`.
 
     Keys are the names given with `metrics=` or `millstream.<master>`; values have the fields of
     `millstream.stats.JoinStats` and `tasks` and `version`. Counters are sums over the tasks of the batch, while

@@ -96,15 +96,15 @@ class JoinTask:
         master = Master.open(self.path, version=version, direct=self.direct)
         on = dict(self.on)
         if version != self.version:
-            self._check_same(joins.output_schema(self.stream, master, on=on, how=self.how, columns=self.columns), version)
-        return joins.create(
-            self.algorithm, master, on=on, how=self.how, memory=self.memory, columns=self.columns
-        )
+            self._check_same(
+                joins.output_schema(self.stream, master, on=on, how=self.how, columns=self.columns), version
+            )
+        return joins.create(self.algorithm, master, on=on, how=self.how, memory=self.memory, columns=self.columns)
 
     def _check_same(self, output: pa.Schema, version: int) -> None:
         for planned, now in zip(self.output, output, strict=True):
             if planned.type != now.type:
                 raise InputError(
-                    f"column {now.name!r} of the master at {self.path} is {now.type} in version {version}, but the query "
-                    f"was planned with {planned.type} (version {self.version}); restart the query"
+                    f"column {now.name!r} of the master at {self.path} is {now.type} in version {version}, but the "
+                    f"query was planned with {planned.type} (version {self.version}); restart the query"
                 )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
@@ -71,6 +71,11 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def column(name: str) -> Column:
     """A column by its exact name, dots and backticks included."""
     return F.col("`" + name.replace("`", "``") + "`")
+
+
+def plain_names(df: DataFrame) -> list[str]:
+    """Stand-ins for a DataFrame's column names, because mapInArrow cannot find columns that have dots in theirs."""
+    return [f"c{number}" for number in range(len(df.columns))]
 
 
 def _holds(type_: DataType, kind: type[DataType]) -> bool:

@@ -19,7 +19,7 @@ _kept: dict[Hashable, tuple[int, Operator]] = {}
 
 
 def take(join: Hashable, version: int, make: Callable[[], Operator]) -> Operator:
-    """The warm operator of this join if it is of this version, otherwise a new one once the old one's memory is free."""
+    """The warm operator of this join and version, or a new one once the old one's memory is free."""
     found = _kept.pop(join, None)
     if found is not None and found[0] == version:
         return found[1]

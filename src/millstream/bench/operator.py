@@ -1,0 +1,192 @@
+"""One join operator in a process of its own, on one core: `python -m millstream.bench.operator CASE`, JSON in and out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ..joins import Operator
+    from ..workloads import Workload
+    from .profile import Clock
+
+PASSES = ("auto",)  # collect rows and resolve them all at once; a window must not end in between
+BATCH_ROWS = 16_384
+LONGER = 3.0  # a window may last this much longer to end behind a pass
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to measure: an operator on a master with a budget, and a stream."""
+
+    algorithm: str
+    workload: str
+    master: str
+    budget: float  # share of the bytes of R
+    keys: int
+    exponent: float = 1.0
+    placement: str = "scattered"
+    multiplicity: int = 1
+    absent: float = 0.0
+    drift: float = 0.0
+    warm_up: float = 5.0  # seconds of work before the window
+    window: float = 5.0  # seconds of work
+    profile: float = 0.0  # seconds of work that are profiled after the window
+    direct: bool = True
+    core: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm}, {self.workload}, {self.budget:.0%}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What happened in the window. Rates are in stream tuples a second; `trend` is that of its second half over the first.
+
+    An operator that works in passes has no trend: its halves are not comparable.
+    """
+
+    rate: float
+    trend: float | None
+    tuples: int
+    seconds: float
+    hit_rate: float
+    reads_per_1000: float
+    bytes_per_tuple: float
+    warm_up_tuples: int
+    warm_up_seconds: float
+    memory_peak: int
+    memory_budget: int
+    profile: dict[str, float]
+
+
+def measure(case: Case) -> Measured:
+    """Run one operator: warm-up, then a window in which the tuples that leave it are counted, then a profile."""
+    if case.core is not None:
+        os.sched_setaffinity(0, {case.core})
+    from ..joins import create
+    from ..master import Master
+    from ..workloads import Workload
+    from .profile import Clock, instrumented
+
+    master = Master.open(case.master, direct=case.direct)
+    workload = Workload(
+        keys=case.keys,
+        exponent=case.exponent,
+        placement=case.placement,  # type: ignore[arg-type]
+        multiplicity=case.multiplicity,
+        absent=case.absent,
+        drift=case.drift,
+    )
+    memory = int(master.statistics.bytes * case.budget)
+    drive = _Drive(create(case.algorithm, master, on=workload.on, memory=memory), _endless(workload))
+    drive.warm_up(case.warm_up)
+    warm_tuples, warm_seconds = drive.resolved, drive.seconds
+    before = replace(drive.operator.stats)
+    tuples, seconds, trend = drive.run(case.window)
+    after = drive.operator.stats
+    measured = Measured(
+        rate=tuples / seconds,
+        trend=trend,
+        tuples=tuples,
+        seconds=seconds,
+        hit_rate=(after.cache_hits - before.cache_hits) / max(1, after.rows_in - before.rows_in),
+        reads_per_1000=1000 * (after.disk_reads - before.disk_reads) / tuples,
+        bytes_per_tuple=(after.bytes_read - before.bytes_read) / tuples,
+        warm_up_tuples=warm_tuples,
+        warm_up_seconds=warm_seconds,
+        memory_peak=after.memory_peak,
+        memory_budget=memory,
+        profile={},
+    )
+    if case.profile:
+        clock = Clock()
+        with instrumented(clock):
+            drive.run(case.profile, clock)
+        measured = replace(measured, profile=clock.shares())
+    drive.operator.close()
+    return measured
+
+
+def _endless(workload: Workload) -> Iterator[pa.RecordBatch]:
+    return workload.stream(1 << 40, batch_rows=BATCH_ROWS)
+
+
+class _Drive:
+    """Feeds an operator and counts the tuples that it has resolved and the seconds that it took; making them is free."""
+
+    def __init__(self, operator: Operator, stream: Iterator[pa.RecordBatch]) -> None:
+        self.operator = operator
+        self.stream = stream
+        self.seconds = 0.0
+        self._leaves_all = operator.name in PASSES
+
+    @property
+    def resolved(self) -> int:
+        return self.operator.stats.matched + self.operator.stats.unmatched
+
+    @property
+    def held(self) -> int:
+        return self.operator.stats.rows_in - self.resolved
+
+    def warm_up(self, seconds: float) -> None:
+        """Run until the operator works as it always will: it has had its time, and it is full."""
+        while self.seconds < seconds or (not self.operator.stats.iterations and self.seconds < LONGER * seconds):
+            self._feed()
+        self._even()
+
+    def run(self, seconds: float, clock: Clock | None = None) -> tuple[int, float, float | None]:
+        """Run for some seconds of work; tuples that left, seconds of work, and the trend."""
+        tuples, begun = self.resolved, self.seconds
+        middle: tuple[int, float] | None = None
+        while self.seconds - begun < seconds:
+            self._feed(clock)
+            if middle is None and self.seconds - begun >= seconds / 2:
+                middle = self.resolved - tuples, self.seconds - begun
+        self._even(begun + LONGER * seconds, clock)
+        left, took = self.resolved - tuples, self.seconds - begun
+        if self._leaves_all or middle is None or middle[1] >= took or not middle[0]:
+            return left, took, None
+        return left, took, (left - middle[0]) / (took - middle[1]) / (middle[0] / middle[1])
+
+    def _even(self, latest: float = 0.0, clock: Clock | None = None) -> None:
+        """Let an operator that works in passes come to the end of one, or flush it if that takes too long."""
+        if not self._leaves_all:
+            return
+        passes = self.operator.stats.iterations
+        while passes == self.operator.stats.iterations and self.held and self.seconds < latest:
+            self._feed(clock)
+        self._work(self.operator.flush(), clock)
+
+    def _feed(self, clock: Clock | None = None) -> None:
+        batch = next(self.stream)
+        self._work(self.operator.process(batch), clock)
+
+    def _work(self, results: Iterator[pa.RecordBatch], clock: Clock | None) -> None:
+        begun = time.perf_counter()
+        if clock is None:
+            for _ in results:
+                pass
+        else:
+            with clock.running():
+                for _ in results:
+                    pass
+        self.seconds += time.perf_counter() - begun
+
+
+def main() -> None:
+    """Measure the case given as JSON and print the result as JSON."""
+    case = Case(**json.loads(sys.argv[1]))
+    print(json.dumps(asdict(measure(case))))
+
+
+if __name__ == "__main__":
+    main()

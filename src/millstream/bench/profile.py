@@ -1,0 +1,100 @@
+"""Where an operator spends its time: the functions that do the work, timed by kind, each second counted once."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..joins import base, cache, locate, policy, waiting
+from ..kernels import cache_table, keys, membership, pages, segments, stream_table
+from ..master import reader
+
+# kind -> functions: (module or class that has them, names)
+_DISK, _MAP, _LOOKUP = "disk", "checksum and map", "look-up"
+_GATHER, _WAITING, _CACHE, _REST = "gather and output", "waiting rows", "cache upkeep", "rest"
+KINDS = (_DISK, _MAP, _LOOKUP, _GATHER, _WAITING, _CACHE, _REST)
+
+TARGETS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
+    (_DISK, reader.DiskBuffer, ("start", "finish")),
+    (_DISK, reader.SegmentReader, ("read",)),
+    (_MAP, segments, ("map_segments",)),
+    (_LOOKUP, segments, ("find_keys", "group_pages")),
+    (_LOOKUP, cache_table.CacheTable, ("probe",)),
+    (_LOOKUP, stream_table.StreamTable, ("count", "remove", "oldest")),
+    (_LOOKUP, locate.SparseLocator, ("segments",)),
+    (_LOOKUP, membership, ("test_keys",)),
+    (_LOOKUP, keys.KeyCodec, ("codes",)),
+    (_GATHER, pages.Gathering, ("__init__", "columns")),
+    (_WAITING, waiting.WaitingRows, ("add", "leave", "compact")),
+    (_CACHE, cache.MasterCache, ("admit", "clean", "evict", "repack")),
+    (_CACHE, policy.CachePolicy, ("offer", "end_window")),
+    (_REST, base.Operator, ("_note_memory",)),
+)
+# inside these everything counts as theirs, so that rows copied into the cache are not taken for output
+_CLOSED = (_WAITING, _CACHE)
+
+
+class Clock:
+    """Seconds by kind. Nested calls are taken out of the call around them."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(KINDS, 0.0)
+        self._stack: list[str] = []
+        self._since = time.perf_counter()
+
+    def enter(self, kind: str) -> None:
+        """From now on time is of this kind."""
+        self._charge()
+        around = self._stack[-1] if self._stack else _REST
+        self._stack.append(around if around in _CLOSED else kind)
+
+    def leave(self) -> None:
+        """Time is again of the kind that it was before."""
+        self._charge()
+        self._stack.pop()
+
+    def _charge(self) -> None:
+        now = time.perf_counter()
+        self.seconds[self._stack[-1] if self._stack else _REST] += now - self._since
+        self._since = now
+
+    def shares(self) -> dict[str, float]:
+        """Share of each kind."""
+        total = sum(self.seconds.values()) or 1.0
+        return {kind: seconds / total for kind, seconds in self.seconds.items()}
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Counts the block; time outside such blocks is not counted."""
+        self._since = time.perf_counter()
+        yield
+        self._charge()
+
+
+@contextmanager
+def instrumented(clock: Clock) -> Iterator[None]:
+    """Has the functions of `TARGETS` report to a clock while the block runs."""
+    originals = [(owner, name, getattr(owner, name)) for _, owner, names in TARGETS for name in names]
+    for kind, owner, names in TARGETS:
+        for name in names:
+            setattr(owner, name, _timed(getattr(owner, name), kind, clock))
+    try:
+        yield
+    finally:
+        for owner, name, function in originals:
+            setattr(owner, name, function)
+
+
+def _timed(function: Callable[..., Any], kind: str, clock: Clock) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        clock.enter(kind)
+        try:
+            return function(*args, **options)
+        finally:
+            clock.leave()
+
+    return call
