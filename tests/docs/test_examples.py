@@ -40,7 +40,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     workers.POOLS = 2  # starting Python workers takes most of the time here
     settings = {"spark.sql.shuffle.partitions": 2, "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
-    local_session("millstream-docs", memory="1g", **settings)
+    local_session("millstream-docs", **settings)
 
 
 @pytest.mark.xdist_group("spark")

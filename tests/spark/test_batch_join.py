@@ -81,6 +81,19 @@ def test_payload_types_survive(spark, tmp_path, same_rows):
     ]
 
 
+def test_large_strings_of_arrow(spark, tmp_path, same_rows):
+    rows = spark.range(50).selectExpr("concat('k', id) as k", "array(concat('n', id)) as names")
+    stream = spark.range(80).selectExpr("concat('k', id) as k", "unhex(hex(id)) as raw")
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    try:
+        master = ms.build_master(rows, tmp_path / "m", "k")
+        assert (
+            same_rows(ms.join(stream, master, on="k", how="left", memory="4MB"), stream.join(rows, "k", "left")) == 80
+        )
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+
+
 def test_on_as_mapping_and_columns(spark, tmp_path, same_rows):
     rows = spark.range(50).selectExpr("id as pid", "concat('n', id) as name", "id * 2 as price")
     stream = spark.range(80).selectExpr("id as event", "cast(id % 60 as int) as `product.id`")
@@ -91,6 +104,14 @@ def test_on_as_mapping_and_columns(spark, tmp_path, same_rows):
     assert ours.columns == ["event", "product.id", "price", "pid"]
     theirs = stream.join(rows.drop("name"), F.col("`product.id`") == F.col("pid"), "left")
     assert same_rows(ours, theirs) == 80
+
+
+def test_no_columns_at_all(spark, tmp_path):
+    rows = spark.range(10).selectExpr("id % 5 as id", "'x' as v")
+    master = ms.build_master(rows, tmp_path / "m", "id")
+    ours = ms.join(spark.range(7), master, on="id", how="left", columns=[], memory="4MB")
+    assert ours.columns == ["id"]
+    assert ours.count() == 12
 
 
 def test_names_are_found_as_spark_finds_them(spark, tmp_path):

@@ -32,12 +32,19 @@ def write_products(folder: Path, rows: int, *, key: KeyKind) -> Path:
     return _whole(folder, write)
 
 
-def write_sales(folder: Path, workload: Workload, *, batches: int, batch_rows: int, files: int = 1) -> Path:
-    """Write a stream as Parquet files, `files` of them for each micro-batch of `batch_rows` rows, in order of time."""
+def write_sales(
+    folder: Path, workload: Workload, *, batches: int, batch_rows: int, files: int = 1, skip: int = 0
+) -> Path:
+    """Write a stream as Parquet files, `files` of them for each micro-batch of `batch_rows` rows, in order of time.
+
+    `skip` is about how many rows of the stream are left out at its beginning.
+    """
 
     def write(place: Path) -> None:
         rows = -(-batch_rows // files)
-        for number, batch in enumerate(workload.stream(batches * files * rows, batch_rows=rows)):
+        first = -(-skip // rows)
+        stream = workload.stream((first + batches * files) * rows, batch_rows=rows)
+        for number, batch in enumerate(itertools.islice(stream, first, None)):
             file = place / f"sales-{number:05d}.parquet"
             _write_parquet(file, iter([batch]))
             os.utime(file, (1_700_000_000 + number, 1_700_000_000 + number))  # Spark takes the oldest files first
@@ -81,12 +88,13 @@ class Data:
             write_products(folder, rows, key=key)
         return folder
 
-    def sales(self, name: str, workload: Workload, *, batches: int, batch_rows: int, files: int = 1) -> Path:
+    def sales(self, workload: Workload, *, batches: int, batch_rows: int, files: int = 1, skip: int = 0) -> Path:
         """A stream as Parquet files, one micro-batch after the other."""
-        folder = self.folder / f"sales-{name}-{workload.keys}-{batches}x{batch_rows}-{files}"
+        name = f"sales-{workload.key}-{workload.exponent}-{workload.keys}"
+        folder = self.folder / f"{name}-{batches}x{batch_rows}-{files}-from-{skip}"
         if not folder.exists():
             self.say(f"writing {batches * batch_rows:,} sales to {folder}")
-            write_sales(folder, workload, batches=batches, batch_rows=batch_rows, files=files)
+            write_sales(folder, workload, batches=batches, batch_rows=batch_rows, files=files, skip=skip)
         return folder
 
     def master(self, workload: Workload) -> str:

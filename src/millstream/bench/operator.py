@@ -1,4 +1,4 @@
-"""One join operator in a process of its own, on one core: `python -m millstream.bench.operator CASE`, JSON in and out."""
+"""One join operator in a process of its own, on one core: `python -m millstream.bench.operator CASE`, all in JSON."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """What happened in the window. Rates are in stream tuples a second; `trend` is that of its second half over the first.
+    """What happened in the window. Rates are in stream tuples a second.
 
-    An operator that works in passes has no trend: its halves are not comparable.
+    `trend` is the rate of the window's second half over that of the first: 1 if the operator was warm. An operator that
+    works in passes has none, because its halves cannot be compared.
     """
 
     rate: float
@@ -121,7 +122,7 @@ def _endless(workload: Workload) -> Iterator[pa.RecordBatch]:
 
 
 class _Drive:
-    """Feeds an operator and counts the tuples that it has resolved and the seconds that it took; making them is free."""
+    """Feeds an operator; counts the tuples that it has resolved and its seconds, without those of making the stream."""
 
     def __init__(self, operator: Operator, stream: Iterator[pa.RecordBatch]) -> None:
         self.operator = operator
@@ -138,8 +139,8 @@ class _Drive:
         return self.operator.stats.rows_in - self.resolved
 
     def warm_up(self, seconds: float) -> None:
-        """Run until the operator works as it always will: it has had its time, and it is full."""
-        while self.seconds < seconds or (not self.operator.stats.iterations and self.seconds < LONGER * seconds):
+        """Run until the operator works as it always will: it has had its time, and it is so full that it must read."""
+        while self.seconds < seconds or (not self.operator.stats.disk_reads and self.seconds < LONGER * seconds):
             self._feed()
         self._even()
 

@@ -6,17 +6,26 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import isfunction
 from typing import Any
 
-from ..joins import base, cache, locate, policy, waiting
+from ..joins import cache, locate, policy, waiting
 from ..kernels import cache_table, keys, membership, pages, segments, stream_table
 from ..master import reader
 
-# kind -> functions: (module or class that has them, names)
 _DISK, _MAP, _LOOKUP = "disk", "checksum and map", "look-up"
 _GATHER, _WAITING, _CACHE, _REST = "gather and output", "waiting rows", "cache upkeep", "rest"
 KINDS = (_DISK, _MAP, _LOOKUP, _GATHER, _WAITING, _CACHE, _REST)
 
+
+def _methods(owner: type, *, but: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The public methods of a class."""
+    return tuple(
+        name for name, value in vars(owner).items() if isfunction(value) and name[0] != "_" and name not in but
+    )
+
+
+# kind of work, module or class, functions in it
 TARGETS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     (_DISK, reader.DiskBuffer, ("start", "finish")),
     (_DISK, reader.SegmentReader, ("read",)),
@@ -28,10 +37,9 @@ TARGETS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     (_LOOKUP, membership, ("test_keys",)),
     (_LOOKUP, keys.KeyCodec, ("codes",)),
     (_GATHER, pages.Gathering, ("__init__", "columns")),
-    (_WAITING, waiting.WaitingRows, ("add", "leave", "compact")),
-    (_CACHE, cache.MasterCache, ("admit", "clean", "evict", "repack")),
-    (_CACHE, policy.CachePolicy, ("offer", "end_window")),
-    (_REST, base.Operator, ("_note_memory",)),
+    (_WAITING, waiting.WaitingRows, _methods(waiting.WaitingRows)),
+    (_CACHE, cache.MasterCache, _methods(cache.MasterCache, but=("probe",))),
+    (_CACHE, policy.CachePolicy, _methods(policy.CachePolicy)),
 )
 # inside these everything counts as theirs, so that rows copied into the cache are not taken for output
 _CLOSED = (_WAITING, _CACHE)

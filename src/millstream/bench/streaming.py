@@ -102,7 +102,7 @@ def _new(progress: Sequence[Any], done: Sequence[Batch]) -> list[Batch]:
 
 def _batch(progress: dict[str, Any]) -> Batch:
     observed = progress.get("observedMetrics", {})
-    result = next((value for name, value in observed.items() if name.startswith(RESULT)), {})
+    result: dict[str, Any] = next((value for name, value in observed.items() if name.startswith(RESULT)), {})
     return Batch(
         number=progress["batchId"],
         rows_in=progress["numInputRows"],

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from millstream import __version__
 from millstream.errors import MillstreamError
 
-from . import demo, master
+from . import bench, demo, master
 from .parser import Parser
 
-COMMANDS = (demo, master)
+COMMANDS = (demo, master, bench)
 
 
 def build_parser() -> Parser:

@@ -42,7 +42,12 @@ def create(
     **options: Any,
 ) -> Operator:
     """An operator that joins a stream with a master inside a memory budget; `options` are the algorithm's own."""
-    return _operator(algorithm)(master, on=on, how=how, memory=memory, columns=columns, **options)
+    operator = _operator(algorithm)
+    for option in options:
+        if option not in operator.options:
+            known = ", ".join(operator.options) or "none"
+            raise InputError(f"{algorithm} has no option {option!r}; its options: {known}")
+    return operator(master, on=on, how=how, memory=memory, columns=columns, **options)
 
 
 def output_schema(

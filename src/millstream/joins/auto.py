@@ -24,6 +24,7 @@ Legend: waiting = H_S without a hash table (sorted instead), wave = D_B, hits = 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -57,25 +58,24 @@ class AutoJoin(Operator):
         return cls.least_disk_buffer(master) + LEAST_WAITING + LEAST_SLICE * STRETCH_BYTES + 16 * 1024
 
     def _start(self) -> None:
-        master, budget = self.master, self.ledger.budget
-        least = self.least_disk_buffer(master)
-        wave = max(least, min(WAVE, budget // 32))
+        master = self.master
+        wave = self.least_disk_buffer(master) + min(WAVE, self.spare // 32)
         double = 2 * (wave + 4096) < self.ledger.free // 3
         self.buffers = [DiskBuffer(self.reader, self.pages, wave) for _ in range(2 if double else 1)]
         self.ledger.book("disk buffer", sum(buffer.nbytes for buffer in self.buffers))
         assert self.plan is not None
         verified = [self.pages.layout.schema.get_field_index(name) for name in master.key] if self.comparison else []
         kept = sorted({*self.plan.brought, *verified})
-        share = self.ledger.free - budget // 12
+        share = self.ledger.free - self.spare // 12
         statistics = master.statistics
         row_bytes = _kept_bytes(master, kept)
         whole = 1.05 * statistics.rows * row_bytes + CacheTable.bytes_for(statistics.distinct_keys + 16) + (2 << 20)
         self.fits = whole <= 0.85 * share
-        keys = int(0.9 * share / entry_bytes(row_bytes, max(1.0, statistics.rows_per_key)))
+        keys = int(0.75 * share / entry_bytes(row_bytes, max(1.0, statistics.rows_per_key)))
         keys = statistics.distinct_keys + 16 if self.fits else min(keys, statistics.distinct_keys + 16)
         self.cache = MasterCache(self.pages, kept, self.ledger, capacity=max(16, keys))
-        self.policy = CachePolicy(self.cache, master, self.ledger, fits=self.fits)
-        self.stretch = max(LEAST_SLICE, min(STRETCH, budget // (32 * STRETCH_BYTES)))
+        self.policy = CachePolicy(self.cache, master, self.ledger, spare=self.spare, fits=self.fits)
+        self.stretch = LEAST_SLICE + min(STRETCH, self.spare // (32 * STRETCH_BYTES))
         self.ledger.book("stretch", self.stretch * STRETCH_BYTES)
         self._share = self.ledger.free
         self._keys: list[np.ndarray] = []
@@ -102,7 +102,7 @@ class AutoJoin(Operator):
             taken = self._wait(refs, keys)
             refs, keys = refs[taken:], keys[taken:]
             if len(refs):
-                yield from self._pass()
+                yield from self._pass(full=True)
 
     def _wait(self, refs: np.ndarray, keys: np.ndarray) -> int:
         """Copy as many rows as the waiting share has room for; how many."""
@@ -143,11 +143,12 @@ class AutoJoin(Operator):
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
         if self._waiting:
-            yield from self._pass()
+            yield from self._pass(full=False)
 
-    def _pass(self) -> Iterator[pa.RecordBatch]:
+    def _pass(self, *, full: bool) -> Iterator[pa.RecordBatch]:
         """Resolve all waiting rows, in the order of their keys."""
         self.stats.iterations += 1
+        self._reading, segments, waiting_bytes = 0.0, self.stats.segments_read, self._waiting_bytes
         codes = np.concatenate(self._keys)
         pages, self._waiting_pages, self._keys, self._waiting = self._waiting_pages, [], [], 0
         numbers = np.array([page for page, _, _ in pages], dtype=np.int64)
@@ -163,7 +164,15 @@ class AutoJoin(Operator):
             self.stream.release(number)
             self._waiting_bytes -= size
             self.ledger.add("stream table", -size)
-        self.policy.end_window()
+        self.policy.end_pass(
+            rows=len(order),
+            size=waiting_bytes,
+            share=self._share,
+            segments=self.stats.segments_read - segments,
+            seconds=self._reading,
+            full=full,
+        )
+        self.cache.shrink(self._cache_limit())
         self.stats.cached_rows = self.cache.cached_rows
         self.stats.evicted_rows = self.cache.evicted
 
@@ -213,7 +222,9 @@ class AutoJoin(Operator):
                 at += len(part)
             buffer, self._wave = ahead.pop(0)
             reads, size = buffer.reads, buffer.bytes_read
+            began = time.perf_counter()
             numbers, rows = buffer.finish()
+            self._reading += time.perf_counter() - began
             self.stats.disk_reads += buffer.reads - reads
             self.stats.bytes_read += buffer.bytes_read - size
             self.stats.segments_read += len(self._wave)

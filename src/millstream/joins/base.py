@@ -44,6 +44,7 @@ class Operator(ABC):
     """
 
     name: ClassVar[str]
+    options: ClassVar[tuple[str, ...]] = ()  # further arguments that the algorithm takes
 
     def __init__(
         self,
@@ -71,15 +72,18 @@ class Operator(ABC):
             )
         self.ledger = Ledger(budget)
         self.stats = JoinStats(memory_budget=budget)
-        self.output_bytes = _between(self._least_output(master), budget // 16, max(8 << 20, self._least_output(master)))
-        self.slice_rows = _between(LEAST_SLICE, budget // (32 * WORK_BYTES), 16_384)
+        self.spare = (
+            budget - least
+        )  # what optional parts are scaled by, so that the least budget holds the least of each
+        self.output_bytes = self._least_output(master) + min(self.spare // 16, 8 << 20)
+        self.slice_rows = LEAST_SLICE + min(self.spare // (32 * WORK_BYTES), 16_384 - LEAST_SLICE)
         self.ledger.book("index", master.index_bytes)
         self.ledger.book("output", self.output_bytes)
         self.ledger.book("work", self.slice_rows * WORK_BYTES)
         self.pages = PageTable(Layout.of(master.stored_schema))
         self.key_node = self.pages.layout.column(master.cluster_column)
         self.reader = master.reader()
-        self.locator: Locator = make_locator(master, self.ledger)
+        self.locator: Locator = make_locator(master, self.ledger, self.spare)
         self.plan: JoinPlan | None = None
         self.filter: KeyFilter | None = None
         self._absent = 0
@@ -291,7 +295,3 @@ class Operator(ABC):
 
 def _line(schema: pa.Schema) -> str:
     return ", ".join(f"{entry.name} {entry.type}" for entry in schema)
-
-
-def _between(low: int, value: int, high: int) -> int:
-    return max(low, min(value, high))

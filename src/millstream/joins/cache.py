@@ -130,6 +130,22 @@ class MasterCache:
         for page in pages:
             self._discard(page)
 
+    def shrink(self, limit: int) -> None:
+        """Give memory back until the pages take at most `limit` bytes, the least used rows first."""
+        for _ in range(64):
+            if self.bytes <= limit:
+                return
+            self.clean(max(1, self.bytes // 8), self.coldest(1 - limit / self.bytes))
+        while self.bytes > limit and self.order:
+            self.clean(max(1, self.bytes // 8), 1 << 30)
+
+    def coldest(self, share: float) -> int:
+        """The number of hits that the coldest share of the cached keys does not pass, from a sample."""
+        step = max(1, self.table.capacity // 65_536)
+        used = self.table.rows[::step] >= 0
+        hits = self.table.hits[::step][used]
+        return int(np.quantile(hits, share, method="lower")) if len(hits) else 0
+
     def _move(self, entries: np.ndarray) -> None:
         """Copy the rows of entries to a new page, dropping the last ones if there is no room for them."""
         while len(entries):

@@ -23,7 +23,6 @@ from .cache import MasterCache, entry_bytes
 from .hybridjoin import HybridJoin
 
 LEAST_CACHE = 24 * 1024
-BATCH = 512  # frequent keys are collected before they are copied, to keep pages large
 
 
 class CacheJoin(HybridJoin):
@@ -53,7 +52,8 @@ class CacheJoin(HybridJoin):
         self._probes = 0
 
     def _page_limit(self) -> int:
-        return self.waiting.bytes + max(0, self.ledger.free - max(0, self.page_limit - self.cache.bytes))
+        kept = self._reserved + max(0, self.page_limit - self.cache.bytes)
+        return self.waiting.bytes + max(0, self.ledger.free - kept)
 
     def _probe_memory(self, refs: np.ndarray, keys: np.ndarray) -> Remaining:
         first, rows = self.cache.probe(keys)
@@ -95,5 +95,11 @@ class CacheJoin(HybridJoin):
     def _make_room(self, size: int) -> bool:
         while self.ledger.free < size and self.cache.order:
             self.cache.clean(max(1, self.cache.bytes // 8), 1 << 30)
+        if self.ledger.free < size:
+            return super()._make_room(size)
         self.page_limit = max(0, self.page_limit - size)
-        return self.ledger.free >= size
+        return True
+
+    def _empty_memory(self) -> bool:
+        self.cache.clear()
+        return super()._empty_memory()

@@ -43,6 +43,7 @@ class HybridJoin(Operator):
     """Invariant: a stream row is in `waiting` or resolved; `waiting` rows have keys that memory did not have."""
 
     name: ClassVar[str] = "hybridjoin"
+    options: ClassVar[tuple[str, ...]] = ("disk_buffer",)
     waiting_share: ClassVar[float] = 0.95  # of the memory that is left after the disk buffer
 
     def __init__(self, master: Master, *, disk_buffer: int | str | None = None, **arguments: Any) -> None:
@@ -53,9 +54,10 @@ class HybridJoin(Operator):
         )
         self.buffer = DiskBuffer(self.reader, self.pages, self.disk_buffer)
         self.ledger.book("disk buffer", self.buffer.nbytes)
+        self._reserved = 0
 
     def _default_buffer(self) -> int:
-        return min(DISK_BUFFER, self.ledger.budget // 16)
+        return self.least_disk_buffer(self.master) + min(DISK_BUFFER, self.spare // 16)
 
     @classmethod
     def _least_own(cls, master: Master, brought: Sequence[str]) -> int:
@@ -91,7 +93,16 @@ class HybridJoin(Operator):
 
     def _page_limit(self) -> int:
         """Bytes that the waiting rows themselves may take now."""
-        return self.waiting.bytes + self.ledger.free
+        return self.waiting.bytes + max(0, self.ledger.free - self._reserved)
+
+    def _make_room(self, size: int) -> bool:
+        """Let no more rows in until that many bytes are free, if the rows are not left without room by that."""
+        if self.ledger.free >= size:
+            self._reserved = 0
+            return True
+        if 2 * size < self.ledger.free + self.waiting.bytes:
+            self._reserved = size
+        return False
 
     def _free_some(self, rows: int) -> Iterator[pa.RecordBatch]:
         """Iterate until enough waiting rows have left to take in new ones."""
@@ -103,8 +114,13 @@ class HybridJoin(Operator):
             left += before - len(self.waiting)
         if not self._roomy(goal):
             self.waiting.compact()
-        if not len(self.waiting) and not self._roomy(1) and not self._make_room(8 * 1024):
+        if not len(self.waiting) and not self._roomy(1) and not self._empty_memory():
             self.ledger.add("stream table", int(self.waiting.row_bytes) + 8 * 1024)  # says how much would be needed
+
+    def _empty_memory(self) -> bool:
+        """Give up what is kept beside H_S, if that makes room for a row."""
+        self._reserved = 0
+        return self._roomy(1)
 
     def _roomy(self, rows: int) -> bool:
         return self._page_limit() - self.waiting.bytes > 4096 + 1.2 * rows * self.waiting.row_bytes

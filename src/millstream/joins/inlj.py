@@ -38,7 +38,9 @@ class IndexNestedLoopJoin(Operator):
         self.slot_bytes = _slot_bytes(master)
         self.slot_of = np.full(len(index), -1, dtype=np.int32)
         self.ledger.book("pool directory", self.slot_of.nbytes)
-        slots = min(len(index), max(1, self.ledger.free // (self.slot_bytes + SLOT_OVERHEAD)))
+        filter_bytes = master.statistics.filter_bytes
+        room = self.ledger.free - (filter_bytes + (filter_bytes >> 4) if 4 * filter_bytes < self.ledger.budget else 0)
+        slots = min(len(index), max(1, room // (self.slot_bytes + SLOT_OVERHEAD)))
         memory = slots * self.slot_bytes + 4096
         self.ledger.book("buffer pool", min(self.ledger.free, memory + slots * SLOT_OVERHEAD))
         self.memory = np.empty(memory, dtype=np.uint8)
@@ -90,8 +92,8 @@ class IndexNestedLoopJoin(Operator):
         self.clock += 1
         here = self.slot_of[distinct]
         self.used[here[here >= 0]] = self.clock
-        self.stats.cache_hits += int((self.slot_of[segments[:taken]] >= 0).sum())
         missing = distinct[here < 0]
+        self.stats.cache_hits += taken - len(missing)
         if len(missing):
             victims = (
                 np.argpartition(self.used, len(missing) - 1)[: len(missing)]

@@ -50,8 +50,8 @@ class Locator(ABC):
         return master.statistics.max_segment_bytes + 6 * 4096 if master.layout == "frequency" else 0
 
 
-def make_locator(master: Master, ledger: Ledger) -> Locator:
-    return DenseLocator(master, ledger) if master.layout == "frequency" else SparseLocator(master)
+def make_locator(master: Master, ledger: Ledger, spare: int) -> Locator:
+    return DenseLocator(master, ledger, spare) if master.layout == "frequency" else SparseLocator(master)
 
 
 class SparseLocator(Locator):
@@ -77,13 +77,12 @@ class SparseLocator(Locator):
 class DenseLocator(Locator):
     """R in another order than that of its keys: an index on disk has part, segment and rows of every key."""
 
-    def __init__(self, master: Master, ledger: Ledger) -> None:
+    def __init__(self, master: Master, ledger: Ledger, spare: int) -> None:
         self.reader = master.dense_reader()
         self.part_start = master.index.part_start
         self.part_of = {part.number: at for at, part in enumerate(master.manifest.parts)}
         self.pages = PageTable(Layout.of(DENSE_SCHEMA))
-        size = min(max(master.statistics.max_segment_bytes + 3 * 4096, ledger.budget // 64), 1 << 20)
-        size = max(size, master.statistics.max_segment_bytes + 3 * 4096)
+        size = master.statistics.max_segment_bytes + 3 * 4096 + min(spare // 64, 1 << 20)
         self.buffer = DiskBuffer(self.reader, self.pages, size)
         ledger.book("index buffer", self.buffer.nbytes)
         self._keys = self._row = self._rows = np.empty(0, dtype=np.int64)

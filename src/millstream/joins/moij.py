@@ -37,11 +37,10 @@ class Moij(CacheJoin):
 
     def _make_memory(self) -> None:
         super()._make_memory()
-        self._arrivals = 0
         self._entry_bytes = self.key_bytes - self.master.statistics.average_row_bytes
 
     def _page_limit(self) -> int:
-        return self.waiting.bytes + self.ledger.free
+        return self.waiting.bytes + max(0, self.ledger.free - self._reserved)
 
     def _matched(
         self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray

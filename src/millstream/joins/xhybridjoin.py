@@ -30,7 +30,7 @@ class XHybridJoin(HybridJoin):
     table: CacheTable | None = None
 
     def _default_buffer(self) -> int:
-        return min(8 << 20, self.ledger.budget // 16)
+        return self.least_disk_buffer(self.master) + min(8 << 20, self.spare // 16)
 
     def _make_memory(self) -> None:
         self.popularity: dict[int, int] = {}

@@ -30,18 +30,22 @@ def read_runs(files, offsets, lengths, slack, targets):
 
 
 @njit(inline="always")
-def _table_field(table, number):
-    """Address of a field of a flatbuffer table, or 0 when it is absent."""
-    vtable = table - load_i32(table)
-    if 4 + 2 * number >= load_u16(vtable):
+def _field(table, number, start, end):
+    """Address of a field of a flatbuffer table, 0 when it is absent, -1 when it does not lie between start and end."""
+    if table < start or table + 4 > end:
+        return np.int64(-1)
+    vtable = table - np.int64(load_i32(table))
+    if vtable < start or vtable + 4 > end:
+        return np.int64(-1)
+    size = np.int64(load_u16(vtable))
+    if vtable + size > end:
+        return np.int64(-1)
+    if 4 + 2 * number + 2 > size:
         return np.int64(0)
-    offset = load_u16(vtable + 4 + 2 * number)
-    return table + np.int64(offset) if offset else np.int64(0)
-
-
-@njit(inline="always")
-def _follow(at):
-    return at + np.int64(load_u32(at))
+    offset = np.int64(load_u16(vtable + 4 + 2 * number))
+    if offset == 0:
+        return np.int64(0)
+    return table + offset if table + offset + 4 <= end else np.int64(-1)
 
 
 @njit(cache=True, nogil=True)
@@ -49,33 +53,32 @@ def map_segment(start, length, row, expected):
     """Write the addresses of a message's buffers to `row`; the number of rows, or -1 if it is not such a message.
 
     Message and RecordBatch are the flatbuffer tables of the Arrow format: a message has its header in field 2 and
-    a record batch its length in field 0 and its buffers (offset, length) in field 2.
+    a record batch its length in field 0 and its buffers (offset, length) in field 2. Reads stay within the message.
     """
     if length < 16 or load_u32(start) != 0xFFFFFFFF:
         return -1
     metadata = np.int64(load_i32(start + 4))
-    if metadata < 0 or 8 + metadata > length:
+    if metadata < 8 or 8 + metadata > length:
         return -1
     body = start + 8 + metadata
-    message = _follow(start + 8)
-    header = _table_field(message, 2)
-    if header == 0:
+    room = length - 8 - metadata
+    header = _field(start + 8 + np.int64(load_u32(start + 8)), 2, start + 8, body)
+    if header <= 0:
         return -1
-    batch = _follow(header)
-    count = _table_field(batch, 0)
-    buffers = _table_field(batch, 2)
-    if buffers == 0:
+    batch = header + np.int64(load_u32(header))
+    count = _field(batch, 0, start + 8, body)
+    buffers = _field(batch, 2, start + 8, body)
+    if count < 0 or buffers <= 0 or (count and count + 8 > body):
         return -1
-    buffers = _follow(buffers)
-    if np.int64(load_u32(buffers)) != expected:
+    buffers += np.int64(load_u32(buffers))
+    if buffers + 4 > body or np.int64(load_u32(buffers)) != expected or buffers + 4 + 16 * expected > body:
         return -1
     for i in range(expected):
-        entry = buffers + 4 + 16 * i
-        size = load_i64(entry + 8)
-        at = body + load_i64(entry)
-        if size > 0 and at + size > start + length:
+        at = load_i64(buffers + 4 + 16 * i)
+        size = load_i64(buffers + 12 + 16 * i)
+        if at < 0 or size < 0 or at > room or size > room - at:
             return -1
-        row[i] = at if size > 0 else 0
+        row[i] = body + at if size > 0 else 0
     return load_i64(count) if count else 0
 
 
@@ -122,8 +125,15 @@ def find_keys(table, buffer, width, pages, counts, keys, which, refs, found):
             else:
                 high = middle
         end = low
-        while end < n and key_at(address, width, end) == key:
-            end += 1
+        if low < n and key_at(address, width, low) == key:
+            end = low + 1
+            high = n
+            while end < high and key_at(address, width, end) == key:
+                middle = (end + high) >> 1
+                if key_at(address, width, middle) == key:
+                    end = middle + 1
+                else:
+                    high = middle
         found[i] = end - low
         refs[i] = (np.int64(pages[at]) << 32) | low
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 
 from ..errors import BuildConflict, InputError, UnknownColumn
 from ..kernels.keys import KeyCodec
@@ -56,8 +57,8 @@ class Build:
         names = check_key(schema, key)
         if layout not in ("key", "frequency"):
             raise InputError(f"unknown layout {layout!r}; choose 'key' or 'frequency'")
-        if segment_bytes < 256:
-            raise InputError(f"segment_bytes must be at least 256, not {segment_bytes}")
+        if not isinstance(segment_bytes, int) or segment_bytes < 256:
+            raise InputError(f"segment_bytes must be a whole number of at least 256, not {segment_bytes}")
         schema = pa.schema([pa.field(entry.name, plain(entry.type), entry.nullable) for entry in schema])
         KeyCodec.of(schema, names)
         ColumnLayout.of(schema)
@@ -66,6 +67,8 @@ class Build:
             leftovers = set(store.names("")) - {".builder", "data", manifests.FOLDER, "pins"}
             if leftovers:
                 raise InputError(f"{store.path} exists and is not a master; give a new or empty directory")
+        if store.is_file():
+            raise InputError(f"{store.path} is a file; a master needs a directory")
         new = not store.exists()
         store.make_folder(manifests.FOLDER)
         lock = BuilderLock(store)
@@ -120,11 +123,14 @@ class Build:
                 f"another builder made version {new.version} of the master at {self.store.path} in the meantime; "
                 "nothing was changed, build again on top of it"
             )
-        for entries in (summary["entries"] for summary in summaries if summary["entries"]):
-            self.store.delete(entries["file"])
-            self.store.delete(entries["index"])
-        sweep(self.store)
-        self._finish()
+        self._open = False  # the version is there: whatever happens from here on, its files stay
+        try:
+            for entries in (summary["entries"] for summary in summaries if summary["entries"]):
+                self.store.delete(entries["file"])
+                self.store.delete(entries["index"])
+            sweep(self.store)
+        finally:
+            self._finish()
         return Master(self.store, new)
 
     def abort(self) -> None:
@@ -177,18 +183,23 @@ def build_local(
     segment_bytes: int = SEGMENT_BYTES,
 ) -> Master:
     """Build a master from Arrow data in this process, without Spark; the data is sorted in memory."""
-    table = data if isinstance(data, pa.Table) else pa.Table.from_batches(data)
+    if not isinstance(data, pa.Table):
+        batches = list(data)
+        if not batches:
+            raise InputError("there is no data to build a master from, not even an empty batch with its columns")
+        data = pa.Table.from_batches(batches)
+    table = data
     schema = pa.schema([pa.field(entry.name, plain(entry.type), entry.nullable) for entry in table.schema])
     names = check_key(schema, key)
     check_frequency(schema, layout, frequency)
     table = table.cast(schema)
     with Build.begin(path, schema, key=names, layout=layout, segment_bytes=segment_bytes) as build:
         spec = build.spec
-        codes = _codes(spec, table)
+        codes, valid = _codes(spec, table)
         if spec.hash_column is not None:
             table = table.add_column(0, pa.field(HASH_COLUMN, pa.int64(), nullable=False), pa.array(codes, pa.int64()))
         if layout == "frequency":
-            order = frequency_order(codes, table.column(frequency).to_numpy(zero_copy_only=False))
+            order = frequency_order(codes, valid, table.column(frequency).to_numpy(zero_copy_only=False))
             summary = write_part(spec, _slices(table, order), 0)
             entries = pa.Table.from_batches(read_entries(spec, summary), schema=DENSE_SCHEMA)
             by_key = np.argsort(entries.column("key").to_numpy(), kind="stable")
@@ -207,21 +218,25 @@ def check_frequency(schema: pa.Schema, layout: Layout, frequency: str | None) ->
         raise InputError("frequency= is only for layout='frequency'")
     if frequency is not None and frequency not in schema.names:
         raise UnknownColumn(f"frequency column {frequency!r} is not in the data, which has {', '.join(schema.names)}")
+    if frequency is not None:
+        type_ = schema.field(frequency).type
+        if not (pt.is_integer(type_) or pt.is_floating(type_) or pt.is_decimal(type_)):
+            raise InputError(f"frequency column {frequency!r} is {type_}; it must be a number")
 
 
-def frequency_order(codes: np.ndarray, frequency: np.ndarray) -> np.ndarray:
+def frequency_order(codes: np.ndarray, valid: np.ndarray, frequency: np.ndarray) -> np.ndarray:
     """Rows by falling frequency of their key (that of its most frequent row), rows of a key together."""
-    weights = np.nan_to_num(np.asarray(frequency, dtype=np.float64))
+    weights = np.where(valid, np.nan_to_num(np.asarray(frequency, dtype=np.float64)), -np.inf)
     _, key_number = np.unique(codes, return_inverse=True)
     most = np.full(int(key_number.max(initial=-1)) + 1, -np.inf)
     np.maximum.at(most, key_number, weights)
     return np.lexsort((codes, -most[key_number]))
 
 
-def _codes(spec: BuildSpec, table: pa.Table) -> np.ndarray:
+def _codes(spec: BuildSpec, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     columns = [table.column(name).combine_chunks() for name in spec.key]
     arrays = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in columns]
-    return spec.codec.codes(arrays)[0]
+    return spec.codec.codes(arrays)
 
 
 def _slices(table: pa.Table, order: np.ndarray, rows: int = 65_536) -> Iterator[pa.RecordBatch]:

@@ -20,6 +20,8 @@ class Store:
 
     def __init__(self, path: str | Path) -> None:
         text = str(path)
+        if "\0" in text:
+            raise InputError(f"the path {text!r} has a NUL character in it")
         try:
             if "://" in text:
                 self.fs, self.root = pafs.FileSystem.from_uri(text)
@@ -32,6 +34,9 @@ class Store:
 
     def full(self, name: str) -> str:
         return f"{self.root}/{name}" if name else self.root
+
+    def is_file(self, name: str = "") -> bool:
+        return bool(self.fs.get_file_info(self.full(name)).type == pafs.FileType.File)
 
     def exists(self, name: str = "") -> bool:
         return self.fs.get_file_info(self.full(name)).type != pafs.FileType.NotFound
@@ -80,16 +85,17 @@ class Store:
         """
         if self.local:
             temporary = f"{self.full(name)}.{uuid.uuid4().hex}.tmp"
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
             try:
+                with open(temporary, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
                 os.link(temporary, self.full(name))
             except FileExistsError:
                 return False
             finally:
-                os.unlink(temporary)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
             self.sync(name.rpartition("/")[0])
             return True
         if self.exists(name):

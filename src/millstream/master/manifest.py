@@ -53,7 +53,8 @@ class Statistics:
 
     @property
     def average_row_bytes(self) -> float:
-        return self.bytes / self.rows if self.rows else 0.0
+        clustered = self.rows - self.null_key_rows
+        return self.bytes / clustered if clustered else 0.0
 
     @property
     def rows_per_key(self) -> float:
@@ -99,7 +100,7 @@ def name_of(version: int) -> str:
 def versions(store: Store) -> list[int]:
     """The versions that are there, oldest first."""
     names = [name.removesuffix(".json") for name in store.names(FOLDER) if name.endswith(".json")]
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def load(store: Store, version: int | None = None) -> Manifest:
@@ -149,5 +150,5 @@ def parse(content: bytes, where: str) -> Manifest:
         )
     except MillstreamError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptMaster(f"{where} is not a readable manifest ({error}); build the master again") from error

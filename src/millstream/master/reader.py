@@ -112,7 +112,9 @@ def _read_checked(store: Store, name: str, expected: int) -> pa.Table:
     try:
         content = store.read(name)
     except FileNotFoundError as error:
-        raise CorruptMaster(f"{store.full(name)} is missing; build the master again") from error
+        raise MasterNotFound(
+            f"{store.full(name)} is gone: this version of the master was dropped; open the master again"
+        ) from error
     if checksum(content) != expected:
         raise CorruptMaster(f"{store.full(name)} is damaged: its checksum does not fit; build the master again")
     return pa.ipc.open_stream(content).read_all()
@@ -181,18 +183,28 @@ class SegmentReader:
         length = (stop + PAGE - 1 & -PAGE if self.direct else stop) - offset
         return Runs(self.index.file[wanted], offset, length, targets.astype(np.int64), targets + (start - offset))
 
-    def fetch(self, runs: Runs, address: int, *, in_flight: int = 1) -> list[Future[int]]:
-        """Start to read runs to memory at an address; results are the number of a run that came short, or -1."""
+    def fetch(self, runs: Runs, address: int, keep: object, *, in_flight: int = 1) -> list[Future[int]]:
+        """Start to read runs to memory at an address; results are the number of a run that came short, or -1.
+
+        `keep` owns that memory; it stays alive until the reads are done.
+        """
         for number in np.unique(runs.file).tolist():
             self._open(number)
         if not self.store.local:
-            return [self.pool.submit(self._read_remote, runs, i, address) for i in range(len(runs.file))]
+            return [self.pool.submit(self._read_remote, runs, i, address, keep) for i in range(len(runs.file))]
         descriptors = self._descriptors[runs.file]
         pieces = min(in_flight, len(runs.file))
         bounds = np.linspace(0, len(runs.file), pieces + 1).astype(int)
         return [
             self.pool.submit(
-                _read, descriptors[a:b], runs.offset[a:b], runs.length[a:b], self._slack, runs.target[a:b] + address, a
+                _read,
+                descriptors[a:b],
+                runs.offset[a:b],
+                runs.length[a:b],
+                self._slack,
+                runs.target[a:b] + address,
+                a,
+                keep,
             )
             for a, b in itertools.pairwise(bounds)
         ]
@@ -209,7 +221,7 @@ class SegmentReader:
             return -1
         return _read(self._descriptors[runs.file], runs.offset, runs.length, self._slack, runs.target + address, 0)
 
-    def _read_remote(self, runs: Runs, i: int, address: int) -> int:
+    def _read_remote(self, runs: Runs, i: int, address: int, keep: object = None) -> int:
         data = self._files[int(runs.file[i])].read_at(int(runs.length[i]), int(runs.offset[i]))
         if len(data) < runs.length[i]:
             return i
@@ -258,7 +270,13 @@ class Runs:
 
 
 def _read(
-    descriptors: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, slack: int, targets: np.ndarray, base: int
+    descriptors: np.ndarray,
+    offsets: np.ndarray,
+    lengths: np.ndarray,
+    slack: int,
+    targets: np.ndarray,
+    base: int,
+    keep: object = None,
 ) -> int:
     short = kernel.read_runs(descriptors, offsets, lengths, slack, targets)
     return base + int(short) if short >= 0 else -1
@@ -314,7 +332,9 @@ class DiskBuffer:
         self._wanted = wanted
         self._runs = self.reader.runs(wanted)
         assert self._runs.nbytes <= self.size
-        self._pending = self.reader.fetch(self._runs, self._address, in_flight=in_flight) if in_flight else []
+        self._pending = (
+            self.reader.fetch(self._runs, self._address, self._memory, in_flight=in_flight) if in_flight else []
+        )
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         """Wait for the segments, check and map them: page number and rows of each."""

@@ -49,7 +49,8 @@ def build_master(
     partitions: how many tasks sort and write; by default Spark's own choice.
 
     Nothing is seen of the new version before it is complete, and a build that fails leaves what was there. Rows with
-    a NULL in the key are kept, though they match nothing.
+    a NULL in the key are kept, though they match nothing. The DataFrame is computed twice, the first time to find
+    ranges of keys of about equal size: cache one that is expensive.
     """
     if df.isStreaming:
         raise InputError("a master is built from a batch DataFrame, and this one is streaming")
@@ -60,7 +61,7 @@ def build_master(
         check_collation(df.schema, spec.key)
         rows = _hashed(df, spec)
         if frequency is None:
-            ordered = _ranges(rows, [column(name) for name in spec.sort_columns[:1]], partitions)
+            ordered = _ranges(rows, [column(name) for name in spec.sort_columns], partitions)
             return build.commit(_write(ordered, spec))
         ordered = _by_frequency(rows, spec, frequency, partitions)
         summaries = _write(ordered, spec)

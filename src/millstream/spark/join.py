@@ -129,7 +129,7 @@ def _check_names(stream: Sequence[str], brought: Sequence[str], *, case_sensitiv
 def _check_budget(
     master: Master, budget: int, algorithm: str, pairs: Mapping[str, str], how: str, brought: Sequence[str]
 ) -> None:
-    least = joins.least_memory(algorithm, master, on=pairs, how=how, columns=list(brought) or None)
+    least = joins.least_memory(algorithm, master, on=pairs, how=how, columns=list(brought))
     if budget < least:
         raise BudgetTooSmall(
             f"memory of {format_bytes(budget)} is too small for {algorithm} on {master.path}: "

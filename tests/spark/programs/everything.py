@@ -62,7 +62,7 @@ def main(folder: Path, where: str) -> None:
     stream = spark.range(0, 5000, 1, 4).selectExpr("id as event", "concat('k', (id * id) % 4000) as k")
     master = ms.build_master(rows, folder / "m", "k")
     found["master"] = [master.rows, master.version]
-    for how in ms.joins.HOWS:
+    for how in ("left", "left_semi"):
         seen = Observation(how)
         ours = ms.join(stream, master, on="k", how=how, memory="8MB", metrics=seen)
         theirs = stream.join(rows, "k", how).select(*ours.columns)

@@ -1,0 +1,259 @@
+"""The join operators without Spark: service rates over workloads and budgets, and where the time goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from ..errors import MillstreamError
+from ..joins import ALGORITHMS, least_memory
+from ..master import Master
+from ..workloads import NAMED, Workload
+from .data import Data
+from .operator import Case, Measured
+from .profile import KINDS
+from .report import Check, Section, Table
+
+ORDER = ("inlj", "hybridjoin", "xhybridjoin", "cachejoin", "moij", "auto")  # as the papers lead us to expect
+SORTED = "xhybridjoin, R by frequency"
+WORKLOADS = {
+    "uniform": "zipf0",
+    "Zipf 0.5": "zipf05",
+    "Zipf 1": "zipf1",
+    "Zipf 1.5": "zipf15",
+    "90 % absent": "absent90",
+    "drifting": "drifting",
+    "clustered": "zipf1-clustered",
+    "many-to-many": "many-to-many",
+}
+MAIN = "Zipf 1"
+SKEWS = ("uniform", "Zipf 0.5", "Zipf 1", "Zipf 1.5")
+BUDGETS = {0.1: tuple(WORKLOADS), 0.01: SKEWS}
+QUICK_BUDGETS = {0.1: ("uniform", "Zipf 1", "90 % absent", "many-to-many")}
+EQUAL = 0.95  # rates this close to each other are taken as equal: it is what two runs of the same operator differ by
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long the operators run. Seconds of work; the main case is given more than the others."""
+
+    warm_up: float = 4.0
+    window: float = 3.0
+    main_warm_up: float = 15.0
+    main_window: float = 12.0
+    profile: float = 3.0
+    core: int | None = None
+
+
+QUICK = Effort(warm_up=0.6, window=0.5, main_warm_up=1.5, main_window=1.5, profile=0.5)
+
+Results = dict[tuple[str, str, float], Measured]
+
+
+def cases(
+    data: Data,
+    rows: int,
+    effort: Effort,
+    *,
+    budgets: Mapping[float, Sequence[str]],
+    by_frequency: str | None = None,
+) -> list[Case]:
+    """All that is measured: each operator on the workloads of each budget.
+
+    `by_frequency` is a master in the order of access frequency, for X-HYBRIDJOIN.
+    """
+    found = []
+    for budget, names in budgets.items():
+        for name in names:
+            workload = _sized(NAMED[WORKLOADS[name]], rows)
+            main = name == MAIN and budget == 0.1
+            case = Case(
+                algorithm="",
+                workload=name,
+                master=data.master(workload),
+                budget=budget,
+                keys=workload.keys,
+                exponent=workload.exponent,
+                placement=workload.placement,
+                multiplicity=workload.multiplicity,
+                absent=workload.absent,
+                drift=workload.drift,
+                warm_up=effort.main_warm_up if main else effort.warm_up,
+                window=effort.main_window if main else effort.window,
+                profile=effort.profile if main else 0.0,
+                core=effort.core,
+            )
+            found += [replace(case, algorithm=algorithm) for algorithm in _ordered() if _enough(case, algorithm)]
+            if by_frequency and name in SKEWS[1:]:
+                found.append(replace(case, algorithm="xhybridjoin", master=by_frequency))
+    return found
+
+
+def _enough(case: Case, algorithm: str) -> bool:
+    """Whether the budget is one that the operator can work with."""
+    master = Master.open(case.master)
+    least = least_memory(algorithm, master, on=master.key)
+    return int(master.statistics.bytes * case.budget) >= least
+
+
+def _ordered() -> list[str]:
+    return [*(name for name in ORDER if name in ALGORITHMS), *(name for name in ALGORITHMS if name not in ORDER)]
+
+
+def _sized(workload: Workload, rows: int) -> Workload:
+    """The workload over a master with this many rows."""
+    return workload.resized(rows // workload.multiplicity)
+
+
+def run(todo: Sequence[Case], progress: Progress, *, by_frequency: str | None = None) -> Results:
+    """Measure each case in a process of its own."""
+    results: Results = {}
+    for number, case in enumerate(todo):
+        progress(number, len(todo), case.name)
+        name = SORTED if case.master == by_frequency else case.algorithm
+        results[name, case.workload, case.budget] = measure_apart(case)
+    progress(len(todo), len(todo), "")
+    return results
+
+
+def measure_apart(case: Case) -> Measured:
+    """Measure a case in a new process."""
+    command = [sys.executable, "-m", "millstream.bench.operator", json.dumps(asdict(case))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise MillstreamError(f"measuring {case.name} failed: {done.stderr.strip().splitlines()[-1]}")
+    return Measured(**json.loads(done.stdout))
+
+
+def section(results: Results, *, rows: int, command: str, full: bool) -> Section:
+    """The report. Targets that are stated for the full size are judged at the full size only."""
+    budgets = sorted({key[2] for key in results}, reverse=True)
+    tables = [*(_rates(results, budget) for budget in budgets), _counters(results, 0.1), _profile(results)]
+    raw = {
+        "rows": rows,
+        "cases": [
+            {"operator": name, "workload": workload, "budget": budget, **asdict(measured)}
+            for (name, workload, budget), measured in results.items()
+        ],
+    }
+    about = (
+        f"R has {rows:,} rows of about 120 bytes, a tuple of S has 20. Each operator runs in a process of its own on "
+        "one core and reads with O_DIRECT, so that the page cache has no part in it. It is warmed up; then the tuples "
+        "that leave it are counted over a fixed time of work. The budget is a share of the bytes of R."
+    )
+    return Section(
+        name="operators",
+        title="Operators",
+        about=about,
+        checks=checks(results, full=full),
+        tables=tables,
+        raw=raw,
+        command=command,
+        images=("operators", "where-the-time-goes"),
+    )
+
+
+def checks(results: Results, *, full: bool) -> list[Check]:
+    """The targets for the operators."""
+
+    def rate(name: str, workload: str = MAIN, budget: float = 0.1) -> float:
+        return results[name, workload, budget].rate
+
+    names = [name for name in _ordered() if (name, MAIN, 0.1) in results]
+    auto = rate("auto")
+    found = [Check("auto, Zipf 1, 10 % of R", f"{auto / 1e6:.2f} M tuples/s", ">= 1 M", auto >= 1e6 if full else None)]
+    behind, worst = [], 9.9
+    for name, workload, budget in results:
+        if name == "auto":
+            rivals = [other for other in names if other != "auto" and (other, workload, budget) in results]
+            others = [rate(other, workload, budget) for other in rivals]
+            ratio = rate("auto", workload, budget) / max(others)
+            worst = min(worst, ratio)
+            if ratio < EQUAL:
+                behind.append(f"{workload} {budget:.0%} ({ratio:.2f}x)")
+    shown = f"behind on {', '.join(behind)}" if behind else f"{worst:.2f}x where it is closest"
+    found.append(Check("auto against the best of the others", shown, "not slower anywhere", not behind))
+    order = [name for name in ORDER if name in names]
+    wrong = [
+        f"{slower} {rate(slower) / rate(faster):.2f}x {faster}"
+        for slower, faster in pairwise(order)
+        if rate(slower) > rate(faster) / EQUAL
+    ]
+    expected = " < ".join(order)
+    found.append(Check(f"order at Zipf 1: {expected}", "; ".join(wrong) or "as expected", "expected", not wrong))
+    at_one = rate("moij") / rate("cachejoin")
+    found.append(Check("moij against cachejoin, Zipf 1", f"{at_one:.2f}x", ">= 1.5x expected", at_one >= 1.5))
+    at_zero = rate("moij", "uniform") / rate("cachejoin", "uniform")
+    found.append(Check("moij against cachejoin, uniform", f"{at_zero:.2f}x", "equal expected", 0.8 <= at_zero <= 1.25))
+    for name in names:
+        ratio = rate(name, "90 % absent") / rate(name)
+        what = f"{name}: 90 % absent keys against all present"
+        found.append(Check(what, f"{ratio:.2f}x", "not slower", ratio >= EQUAL))
+    return found
+
+
+def _rates(results: Results, budget: float) -> Table:
+    workloads = [name for name in WORKLOADS if ("auto", name, budget) in results]
+    rows = []
+    for name in operator_names(results):
+        row = [name]
+        for workload in workloads:
+            measured = results.get((name, workload, budget))
+            row.append("" if measured is None else f"{measured.rate / 1000:,.0f}{_unsteady(measured)}")
+        rows.append(row)
+    note = "`*`: the rate still changed by more than a fifth within the window, so the operator was not yet warm."
+    return Table(f"Service rate in 1000 tuples/s, budget {budget:.0%} of R", ("operator", *workloads), rows, note)
+
+
+def _unsteady(measured: Measured) -> str:
+    return "\\*" if measured.trend is not None and not 0.8 < measured.trend < 1.25 else ""
+
+
+def _counters(results: Results, budget: float) -> Table:
+    workloads = [name for name in WORKLOADS if ("auto", name, budget) in results]
+    rows = []
+    for name in operator_names(results):
+        row = [name]
+        for workload in workloads:
+            measured = results.get((name, workload, budget))
+            row.append(
+                ""
+                if measured is None
+                else f"{measured.hit_rate:.0%} / {measured.reads_per_1000:.3g} / {measured.bytes_per_tuple:,.0f}"
+            )
+        rows.append(row)
+    title = f"Cache hits / disk reads for 1000 tuples / bytes read for a tuple, budget {budget:.0%} of R"
+    return Table(title, ("operator", *workloads), rows)
+
+
+def _profile(results: Results) -> Table:
+    rows = []
+    for name in operator_names(results):
+        measured = results.get((name, MAIN, 0.1))
+        if measured is not None and measured.profile:
+            per_tuple = 1e6 / measured.rate
+            shares = [f"{measured.profile[kind] * per_tuple:.2f} ({measured.profile[kind]:.0%})" for kind in KINDS]
+            rows.append([name, f"{per_tuple:.2f}", *shares])
+    return Table(
+        "Where the time goes: µs for a tuple (share), Zipf 1, 10 % of R",
+        ("operator", "all", *KINDS),
+        rows,
+        "*Disk* is waiting for reads; *look-up* is hashing keys, probing tables and searching segments; *waiting rows* "
+        "is copying rows into the stream's hash table and moving them together there.",
+    )
+
+
+def operator_names(results: Results) -> list[str]:
+    """Operators in the order of the papers, each before its variants."""
+    seen: Iterable[Any] = dict.fromkeys(key[0] for key in results)
+    order = {name: number for number, name in enumerate(_ordered())}
+    return sorted(seen, key=lambda name: (order.get(name.partition(",")[0], 99), name))

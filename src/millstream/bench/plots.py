@@ -1,0 +1,99 @@
+"""The plots in `docs/images`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MillstreamError
+from .operators import MAIN, Results, operator_names
+from .profile import KINDS
+
+if TYPE_CHECKING:
+    from .static_join import Compared
+
+_OURS, _THEIRS = "#1b6ca8", "#c8553d"
+_EXPONENTS = {"uniform": 0.0, "Zipf 0.5": 0.5, "Zipf 1": 1.0, "Zipf 1.5": 1.5}
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as problem:
+        raise MillstreamError("plots need matplotlib: pip install millstream[plot]") from problem
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure: Any, file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+    _pyplot().close(figure)
+    return file
+
+
+def batch_time(results: Sequence[Compared], file: Path) -> Path:
+    """Time per micro-batch over the size of R, ours and Spark's own."""
+    figure, axes = _pyplot().subplots(figsize=(7.2, 4.2))
+    for how, style in (("left", "-"), ("inner", "--")):
+        rows = sorted((one for one in results if one.how == how), key=lambda one: one.rows)
+        sizes = [one.rows / 1e6 for one in rows]
+        for label, colour, times in (
+            ("Spark's own join", _THEIRS, [one.median_theirs for one in rows]),
+            ("ms.join", _OURS, [one.median_ours for one in rows]),
+        ):
+            axes.plot(sizes, times, style, color=colour, marker="o", markersize=4, label=f"{label}, {how}")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="rows of the master, millions",
+        ylabel="seconds per micro-batch of 20,000 rows",
+        title="Time per micro-batch over the size of the master",
+    )
+    ticks = sorted({one.rows / 1e6 for one in results})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.xaxis.set_minor_locator(_pyplot().NullLocator())
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend(frameon=False)
+    return _save(figure, file)
+
+
+def operators(results: Results, file: Path) -> Path:
+    """Service rate over the skew of the stream, for each operator and budget."""
+    pyplot = _pyplot()
+    budgets = sorted({key[2] for key in results}, reverse=True)
+    figure, panels = pyplot.subplots(1, len(budgets), figsize=(4.8 * len(budgets), 4.2), sharey=True, squeeze=False)
+    for axes, budget in zip(panels[0], budgets, strict=True):
+        for name in operator_names(results):
+            points = [
+                (exponent, results[name, workload, budget].rate)
+                for workload, exponent in _EXPONENTS.items()
+                if (name, workload, budget) in results
+            ]
+            if points:
+                style = {"linewidth": 2.4} if name == "auto" else {"linewidth": 1.2}
+                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, **style)
+        axes.set(yscale="log", xlabel="exponent of Zipf's law", title=f"budget {budget:.0%} of R")
+        axes.grid(visible=True, which="major", alpha=0.3)
+    panels[0][0].set_ylabel("tuples per second, one core")
+    panels[0][0].legend(frameon=False, fontsize=8)
+    return _save(figure, file)
+
+
+def where_the_time_goes(results: Results, file: Path) -> Path:
+    """Shares of the time by kind of work, for each operator."""
+    names = [name for name in operator_names(results) if (name, MAIN, 0.1) in results]
+    names = [name for name in names if results[name, MAIN, 0.1].profile]
+    figure, axes = _pyplot().subplots(figsize=(7.2, 0.5 * len(names) + 1.4))
+    left = [0.0] * len(names)
+    for kind in KINDS:
+        shares = [100 * results[name, MAIN, 0.1].profile[kind] for name in names]
+        axes.barh(names, shares, left=left, label=kind)
+        left = [start + share for start, share in zip(left, shares, strict=True)]
+    axes.set(xlabel="% of the time, Zipf 1, 10 % of R", xlim=(0, 100))
+    axes.legend(frameon=False, fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return _save(figure, file)

@@ -1,0 +1,163 @@
+"""The benchmarks by name, each with its own Spark session if it needs one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import DoubleType, StructField, StructType
+
+from ..spark.build import build_master
+from ..workloads import Workload
+from . import adapter, building, memory, operators, plots, report, static_join
+from .data import Data, opened
+from .report import Section
+
+FULL_ROWS = 20_000_000
+QUICK_ROWS = 1_000_000
+FULL_SIZES = (1_000_000, 5_000_000, 20_000_000, 50_000_000)
+
+Sessions = Callable[[], SparkSession]
+Counting = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What to run with. `sizes` are those of R against Spark's own join; `out` is where pages and plots go, if any."""
+
+    data: Data
+    rows: int
+    sizes: tuple[int, ...]
+    quick: bool
+    session: Sessions
+    counting: Counting
+    command: str
+    out: Path | None = None
+
+    def run(self, name: str) -> Section:
+        """Run a benchmark and write its part of the report."""
+        section, draw = _BENCHMARKS[name](self)
+        if self.out is not None:
+            for title, plot in draw.items():
+                plot(self.out / report.IMAGES / f"{title}.png")
+            report.write(section, self.out)
+        return section
+
+    @property
+    def full(self) -> bool:
+        return self.rows >= FULL_ROWS
+
+    @contextmanager
+    def spark(self) -> Iterator[SparkSession]:
+        """A new session, so that no worker has seen another benchmark."""
+        session = self.session()
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+Plots = dict[str, Callable[[Path], Any]]
+
+
+def _operators(suite: Suite) -> tuple[Section, Plots]:
+    by_frequency = None if suite.quick else _by_frequency(suite)
+    effort = replace(operators.QUICK if suite.quick else operators.Effort(), core=max(os.sched_getaffinity(0)))
+    budgets = operators.QUICK_BUDGETS if suite.quick else operators.BUDGETS
+    todo = operators.cases(suite.data, suite.rows, effort, budgets=budgets, by_frequency=by_frequency)
+    with suite.counting("operators") as counted:
+
+        def progress(done: int, total: int, what: str) -> None:
+            counted(done, total)
+            if what:
+                suite.data.say(f"operators: {done + 1} of {total}: {what}")
+
+        results = operators.run(todo, progress, by_frequency=by_frequency)
+    section = operators.section(results, rows=suite.rows, command=suite.command, full=suite.full)
+    return section, {
+        "operators": lambda file: plots.operators(results, file),
+        "where-the-time-goes": lambda file: plots.where_the_time_goes(results, file),
+    }
+
+
+def _by_frequency(suite: Suite) -> str:
+    """A master of the same products in the order in which a Zipf stream asks for them; its path."""
+    rows = suite.rows
+    path = suite.data.folder / f"master-products-int-{rows}-by-frequency"
+    if opened(path) is None:
+        table = suite.data.products(rows, key="int")
+        suite.data.say(f"building a master of {rows:,} products in the order of access frequency at {path}")
+        with suite.spark() as spark:
+            products = spark.read.parquet(str(table))
+            build_master(
+                _with_popularity(products, rows), path, "product_id", layout="frequency", frequency="popularity"
+            )
+    return str(path)
+
+
+def _with_popularity(products: DataFrame, rows: int) -> DataFrame:
+    workload = Workload(keys=rows)
+
+    def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            numbers = batch.column("product_id").to_numpy() // workload.step
+            yield batch.append_column("popularity", pa.array(workload.popularity(numbers)))
+
+    fields = [*products.schema.fields, StructField("popularity", DoubleType())]
+    return products.mapInArrow(add, StructType(fields))
+
+
+def _spark(suite: Suite) -> tuple[Section, Plots]:
+    effort = static_join.QUICK if suite.quick else static_join.Effort()
+    with suite.spark() as spark:
+        rates = adapter.compare(
+            spark,
+            suite.data,
+            suite.rows,
+            batches=4 if suite.quick else 6,
+            batch_rows=200_000 if suite.quick else 1_000_000,
+            rounds=2 if suite.quick else 3,
+        )
+    compared = []
+    for rows in suite.sizes:
+        with suite.spark() as spark:
+            compared += [static_join.compare(spark, suite.data, rows, how, effort) for how in static_join.HOWS]
+    section = Section(
+        name="spark",
+        title="On Spark",
+        about="Structured Streaming on a local Spark with two task slots, rows thrown away at the end (`noop`). Times "
+        "are those that Spark reports as `addBatch`: planning and running a micro-batch, without the checkpoint.",
+        checks=[adapter.check(rates), *static_join.checks(compared)],
+        tables=[adapter.table(rates), static_join.table(compared)],
+        raw={"identity": adapter.raw(rates), "static_join": static_join.raw(compared)},
+        command=suite.command,
+        images=("batch-time",),
+    )
+    return section, {"batch-time": lambda file: plots.batch_time(compared, file)}
+
+
+def _build(suite: Suite) -> tuple[Section, Plots]:
+    with suite.spark() as spark:
+        results = building.run(spark, suite.data, suite.rows)
+    return building.section(results, command=suite.command, full=suite.full), {}
+
+
+def _memory(suite: Suite) -> tuple[Section, Plots]:
+    rows = min(suite.rows, 5_000_000)
+    with suite.spark() as spark:
+        results = memory.run(spark, suite.data, rows, 300_000 if suite.quick else 2_000_000)
+    return memory.section(results, rows=rows, command=suite.command), {}
+
+
+_BENCHMARKS: dict[str, Callable[[Suite], tuple[Section, Plots]]] = {
+    "operators": _operators,
+    "spark": _spark,
+    "build": _build,
+    "memory": _memory,
+}
