@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import errors, joins, master, workloads
+    from . import errors, joins, master, spark, workloads
     from .errors import MillstreamError
     from .master import Master
     from .spark.build import build_master
@@ -27,6 +27,7 @@ __all__ = [
     "join",
     "joins",
     "master",
+    "spark",
     "workloads",
 ]
 
@@ -39,6 +40,7 @@ _HOMES = {
     "join": "millstream.spark.join",
     "joins": "millstream.joins",
     "master": "millstream.master",
+    "spark": "millstream.spark",
     "workloads": "millstream.workloads",
 }
 

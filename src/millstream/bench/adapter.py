@@ -123,8 +123,8 @@ def table(rates: Rates) -> Table:
     hits = rates.counters.get("cache_hits", 0) / max(1, rates.counters.get("rows_in", 0))
     note = (
         f"Median rows/s over micro-batches of {rates.batch_rows:,} rows, R = {rates.rows:,} rows, int key, left join, "
-        f"memory {BUDGET:.0%} of R, Zipf 1; {hits:.0%} cache hits in the last micro-batch. The identity function passes "
-        "the stream on beside master rows that it holds from the start, so both send the same bytes back."
+        f"memory {BUDGET:.0%} of R, Zipf 1; {hits:.0%} cache hits in the last micro-batch. The identity function "
+        "passes the stream on beside master rows that it holds from the start, so both send the same bytes back."
     )
     return Table("ms.join against an identity mapInArrow", ("round", "identity", "ms.join", "ratio"), rows, note)
 

@@ -215,7 +215,7 @@ def _rates(results: Results, budget: float) -> Table:
 
 
 def _unsteady(measured: Measured) -> str:
-    return "\\*" if measured.trend is not None and not 0.8 < measured.trend < 1.25 else ""
+    return "*" if measured.trend is not None and not 0.8 < measured.trend < 1.25 else ""
 
 
 def _counters(results: Results, budget: float) -> Table:

@@ -57,6 +57,8 @@ def batch_time(results: Sequence[Compared], file: Path) -> Path:
     ticks = sorted({one.rows / 1e6 for one in results})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.xaxis.set_minor_locator(_pyplot().NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(frameon=False)
     return _save(figure, file)

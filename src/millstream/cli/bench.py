@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
     from .progress import counting
     from .session import quiet_session
 
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     rows = arguments.rows or (QUICK_ROWS if arguments.quick else FULL_ROWS)
     sizes = arguments.sizes or ((rows // 4, rows) if arguments.quick else FULL_SIZES)
     folder = arguments.data.expanduser()

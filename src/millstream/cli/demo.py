@@ -75,7 +75,7 @@ def _demo(arguments: argparse.Namespace, folder: Path) -> None:
 
     from .session import quiet_session
 
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     with _step(console, "starting Spark"):
         spark = quiet_session("millstream demo")
     try:

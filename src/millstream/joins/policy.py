@@ -23,7 +23,7 @@ import numpy as np
 
 from ..kernels.sketch import FrequencySketch
 from ..master import Master
-from .cache import MasterCache
+from .cache import PAGE_OVERHEAD, MasterCache
 from .ledger import Ledger
 
 COLD_SHARE = 0.25
@@ -69,6 +69,8 @@ class CachePolicy:
             if done < len(keys):
                 tries += 1
                 self._clean(limit)
+        if len(self.cache.order) > 8 and 4 * PAGE_OVERHEAD * len(self.cache.order) > self.cache.bytes:
+            self.cache.repack(small=self.cache.bytes // 4)
 
     def _clean(self, limit: int) -> None:
         if self._probes > AGE_AFTER * max(1024, self.cache.table.used):

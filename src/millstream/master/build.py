@@ -59,7 +59,7 @@ class Build:
             raise InputError(f"unknown layout {layout!r}; choose 'key' or 'frequency'")
         if not isinstance(segment_bytes, int) or segment_bytes < 256:
             raise InputError(f"segment_bytes must be a whole number of at least 256, not {segment_bytes}")
-        schema = pa.schema([pa.field(entry.name, plain(entry.type), entry.nullable) for entry in schema])
+        schema = plain_schema(schema)
         KeyCodec.of(schema, names)
         ColumnLayout.of(schema)
         store = Store(path)
@@ -125,13 +125,18 @@ class Build:
             )
         self._open = False  # the version is there: whatever happens from here on, its files stay
         try:
-            for entries in (summary["entries"] for summary in summaries if summary["entries"]):
-                self.store.delete(entries["file"])
-                self.store.delete(entries["index"])
+            self._delete_stray(new)
             sweep(self.store)
         finally:
             self._finish()
         return Master(self.store, new)
+
+    def _delete_stray(self, new: Manifest) -> None:
+        """Remove the files of attempts that were not the ones to count."""
+        named = set(new.files())
+        for name in self.store.names(self.spec.folder):
+            if f"{self.spec.folder}/{name}" not in named:
+                self.store.delete(f"{self.spec.folder}/{name}")
 
     def abort(self) -> None:
         """Remove what this build has written, and the directory if it was not there before."""
@@ -149,6 +154,11 @@ class Build:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.abort()
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The same columns in plain types, with what is noted on each."""
+    return pa.schema([pa.field(entry.name, plain(entry.type), entry.nullable, entry.metadata) for entry in schema])
 
 
 def _filled(parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -189,7 +199,7 @@ def build_local(
             raise InputError("there is no data to build a master from, not even an empty batch with its columns")
         data = pa.Table.from_batches(batches)
     table = data
-    schema = pa.schema([pa.field(entry.name, plain(entry.type), entry.nullable) for entry in table.schema])
+    schema = plain_schema(table.schema)
     names = check_key(schema, key)
     check_frequency(schema, layout, frequency)
     table = table.cast(schema)
