@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from millstream.errors import InputError
+from millstream.errors import InputError, MillstreamError
 from millstream.units import format_bytes
 
 from .parser import add_command, positive, size
@@ -102,6 +102,8 @@ def _demo(arguments: argparse.Namespace, folder: Path) -> None:
         ours = ours[: len(theirs)]
     console.print()
     console.print(_comparison(ours, theirs, products, arguments.memory))
+    if not _equal(ours, theirs):
+        raise MillstreamError("the two joins gave different results; keep the data with --keep and report this")
     console.print(_verdict(ours, theirs))
 
 
@@ -252,7 +254,8 @@ def _verdict(ours: list[Batch], theirs: list[Batch]) -> str:
     from millstream.bench.streaming import median_seconds
 
     factor = median_seconds(theirs) / median_seconds(ours)
+    spent = f"{factor:.1f} times less" if factor > 1 else f"{1 / factor:.1f} times more"
     return (
-        f"Millstream took {factor:.1f} times less for a micro-batch. Spark's own join reads all products for each of "
+        f"Millstream took {spent} time for a micro-batch. Spark's own join reads all products for each of "
         "them, so its time grows with the table; try --rows 5_000_000."
     )
