@@ -10,7 +10,7 @@ import pytest
 import millstream as ms
 
 WITHOUT_SPARK = ["Master", "MillstreamError", "errors", "joins", "master", "workloads"]
-WITH_SPARK = ["build_master", "join"]
+WITH_SPARK = ["build_master", "join", "spark"]
 
 
 def spark_loaded_by(code: str) -> bool:

@@ -6,18 +6,18 @@
                     filter --absent--> result (left, anti)
                       |
                       v
-                    waiting rows, until their share of the memory is full
-                      |  distinct keys, sorted
+                    waiting rows, by range of keys, until their share of the memory is full
+                      |  the next range: distinct keys, sorted
                       v
                     segments in file order, neighbours in one read, the next wave read while this one is joined
                       |  result
                       v
                     cache: rows worth keeping
 
-One pass over the waiting rows reads every segment at most once, however many rows wait for it: the amortisation of
-MESHJOIN with the index of HYBRIDJOIN. The cache is the tuple-level one of CACHEJOIN and MOIJ, and memory moves
-between it and the waiting rows by what it earns: with a flat stream the cache shrinks to a sample and the rows get
-the memory. A master that fits is cached whole, segment by segment as they are read.
+A pass over a range reads every segment at most once, however many rows wait for it, and the passes go round R as
+MESHJOIN's scan does (`sweep.py`), skipping what the index of HYBRIDJOIN shows that nobody waits for. The cache is the
+tuple-level one of CACHEJOIN and MOIJ, and memory moves between it and the waiting rows by what it earns: with a flat
+stream the rows get nearly all of it (`policy.py`). A master that fits is cached whole, segment by segment as read.
 
 Legend: waiting = H_S without a hash table (sorted instead), wave = D_B, hits = f_count, window = one pass.
 """
@@ -38,9 +38,8 @@ from ..master.reader import IN_FLIGHT, DiskBuffer
 from .base import LEAST_SLICE, Operator
 from .cache import MasterCache, entry_bytes
 from .policy import CachePolicy
-from .waiting import PAGE_OVERHEAD
+from .sweep import RANGES, SweptRows, WaitingPage
 
-SORT_BYTES = 24  # of keys and their order for each waiting row
 STRETCH_BYTES = 96  # of locating and joining for each row of a stretch
 LEAST_WAITING = 32 * 1024
 WAVE = 4 << 20
@@ -48,8 +47,7 @@ STRETCH = 1 << 17  # sorted rows that are located at once
 
 
 class AutoJoin(Operator):
-    """Invariants: 1. a waiting row is in exactly one waiting page and its key at the same place in `_keys`.
-    2. waiting bytes + cache bytes + the rest of the ledger <= budget."""
+    """Invariants: 1. a stream row is in `waiting` or resolved; 2. the cache never takes memory from rows that wait."""
 
     name: ClassVar[str] = "auto"
 
@@ -59,7 +57,7 @@ class AutoJoin(Operator):
 
     def _start(self) -> None:
         master = self.master
-        wave = self.least_disk_buffer(master) + min(WAVE, self.spare // 32)
+        wave = self.least_disk_buffer(master) + min(WAVE, self.spare // 12)
         double = 2 * (wave + 4096) < self.ledger.free // 3
         self.buffers = [DiskBuffer(self.reader, self.pages, wave) for _ in range(2 if double else 1)]
         self.ledger.book("disk buffer", sum(buffer.nbytes for buffer in self.buffers))
@@ -78,10 +76,15 @@ class AutoJoin(Operator):
         self.stretch = LEAST_SLICE + min(STRETCH, self.spare // (32 * STRETCH_BYTES))
         self.ledger.book("stretch", self.stretch * STRETCH_BYTES)
         self._share = self.ledger.free
-        self._keys: list[np.ndarray] = []
-        self._waiting_pages: list[tuple[int, int, int]] = []
-        self._waiting = 0
-        self._waiting_bytes = 0
+        self._reading = 0.0
+        self.waiting = SweptRows(self.stream, self.ledger, self._bounds())
+
+    def _bounds(self) -> np.ndarray:
+        """Where the ranges of keys begin that are swept in turn: none if R is small or does not lie in key order."""
+        first = self.reader.index.first_key
+        if self.master.layout != "key" or len(first) < 8 * RANGES:
+            return np.empty(0, dtype=np.int64)
+        return first[[len(first) * i // RANGES for i in range(1, RANGES)]]
 
     # -- arrival -----------------------------------------------------------------------------------------------
 
@@ -99,39 +102,17 @@ class AutoJoin(Operator):
         miss = ~hit
         refs, keys = yield from self._without_absent(refs[miss], keys[miss])
         while len(refs):
-            taken = self._wait(refs, keys)
+            taken = self.waiting.add(refs, keys, self._waiting_limit())
             refs, keys = refs[taken:], keys[taken:]
-            if len(refs):
-                yield from self._pass(full=True)
-
-    def _wait(self, refs: np.ndarray, keys: np.ndarray) -> int:
-        """Copy as many rows as the waiting share has room for; how many."""
-        limit = self._waiting_limit()
-        rows = len(refs)
-        while rows:
-            plan = self.stream.measure(refs[:rows], range(len(self.stream.layout.columns)))
-            size = plan.nbytes + PAGE_OVERHEAD + rows * SORT_BYTES
-            room = min(limit - self._waiting_bytes, self.ledger.free)
-            if size <= room or (not self._waiting and self._make_room(size)):
-                break
-            if rows == 1 and not self._waiting:
-                self.ledger.book("stream table", size)  # says how much would be needed
-            fitting = int(rows * max(0, room - PAGE_OVERHEAD) / size)
-            if self._waiting and fitting < min(rows, 256):
-                return 0
-            rows = min(rows - 1, max(1, fitting))
-        batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.stream.layout.schema)
-        page = self.stream.add(batch)
-        size = plan.retained + PAGE_OVERHEAD + rows * SORT_BYTES
-        self._waiting_pages.append((page, rows, size))
-        self._keys.append(keys[:rows])
-        self._waiting += rows
-        self._waiting_bytes += size
-        self.ledger.add("stream table", size)
-        return rows
+            if len(refs) and self.waiting.rows:
+                yield from self._pass(self.waiting.take(), full=True)
+            elif len(refs) and not self._make_room(self.waiting.least(refs)):
+                self.ledger.add("stream table", self.waiting.least(refs))  # says how much would be needed
 
     def _waiting_limit(self) -> int:
-        return int(self._share * self.policy.waiting_share)
+        """Bytes that the waiting rows may take; at least the room that a first row finds."""
+        limit = int(self._share * self.policy.waiting_share)
+        return limit if self.waiting.rows else max(limit, self.ledger.free)
 
     def _make_room(self, size: int) -> bool:
         """Shrink the cache until that many bytes are free; False if even an empty one does not do."""
@@ -142,17 +123,17 @@ class AutoJoin(Operator):
     # -- resolution --------------------------------------------------------------------------------------------
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
-        if self._waiting:
-            yield from self._pass(full=False)
+        groups = self.waiting.take_all()
+        for pages in groups:
+            yield from self._pass(pages, full=len(groups) > 1)
 
-    def _pass(self, *, full: bool) -> Iterator[pa.RecordBatch]:
-        """Resolve all waiting rows, in the order of their keys."""
+    def _pass(self, pages: list[WaitingPage], *, full: bool) -> Iterator[pa.RecordBatch]:
+        """Resolve the rows of some pages, in the order of their keys."""
         self.stats.iterations += 1
-        self._reading, segments, waiting_bytes = 0.0, self.stats.segments_read, self._waiting_bytes
-        codes = np.concatenate(self._keys)
-        pages, self._waiting_pages, self._keys, self._waiting = self._waiting_pages, [], [], 0
-        numbers = np.array([page for page, _, _ in pages], dtype=np.int64)
-        begins = np.cumsum([0, *(rows for _, rows, _ in pages)])
+        self._reading, segments = 0.0, self.stats.segments_read
+        codes = np.concatenate([page.keys for page in pages])
+        numbers = np.array([page.number for page in pages], dtype=np.int64)
+        begins = np.cumsum([0, *(len(page.keys) for page in pages)])
         order = np.argsort(codes)
         start = 0
         while start < len(order):
@@ -160,13 +141,10 @@ class AutoJoin(Operator):
             page = np.searchsorted(begins, stretch, side="right") - 1
             yield from self._join_sorted(codes[stretch], (numbers[page] << 32) | (stretch - begins[page]))
             start += len(stretch)
-        for number, _, size in pages:
-            self.stream.release(number)
-            self._waiting_bytes -= size
-            self.ledger.add("stream table", -size)
+        self.waiting.release(pages)
         self.policy.end_pass(
             rows=len(order),
-            size=waiting_bytes,
+            size=sum(page.size for page in pages),
             share=self._share,
             segments=self.stats.segments_read - segments,
             seconds=self._reading,
@@ -249,7 +227,7 @@ class AutoJoin(Operator):
 
     def _cache_limit(self) -> int:
         """Bytes that the cache's pages may take now; a twelfth stays free to clean pages in."""
-        reserve = self._waiting_bytes if self.fits else max(self._waiting_bytes, self._waiting_limit())
+        reserve = self.waiting.bytes if self.fits else max(self.waiting.bytes, self._waiting_limit())
         return self._share - self._share // 12 - reserve
 
     def _keep_segments(self, numbers: np.ndarray, rows: np.ndarray) -> None:

@@ -132,6 +132,7 @@ class MasterCache:
 
     def shrink(self, limit: int) -> None:
         """Give memory back until the pages take at most `limit` bytes, the least used rows first."""
+        limit = max(0, limit)
         for _ in range(64):
             if self.bytes <= limit:
                 return

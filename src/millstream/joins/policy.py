@@ -7,7 +7,7 @@ of the cache lies. All counts are halved from time to time, so old fame fades an
 
 Cost decides the split, after each pass that was started because the waiting rows had filled their share W:
 
-    cost of a stream row = miss(C) * (c_miss + t_pass(n) / n)       C = memory - W,  n = W / bytes of a waiting row
+    cost of a stream row = miss(C) * (c_miss + t_pass(n) / n)       C = memory - W,  n = rows resolved in a round
     miss(C) = 1 - (keys cached with C / keys of R) ** a             a fitted to the hit rate of the last window
     t_pass(n) = t_segment * segments * (1 - exp(-n / segments))     t_segment as measured in the last pass
 
@@ -106,7 +106,7 @@ class CachePolicy:
 
         def cost(waiting: float) -> float:
             keys = min(self.keys, self.cache.table.capacity, share * (1 - waiting) / key_bytes)
-            n = max(1.0, waiting * share / row_bytes)
+            n = max(1.0, 1.75 * waiting * share / row_bytes)
             touched = self.segments * (1 - math.exp(-n / self.segments))
             miss = 1 - (keys / self.keys) ** exponent
             return miss * (MISS_SECONDS + segment_seconds * touched / n)
