@@ -109,10 +109,14 @@ class AutoJoin(Operator):
             elif len(refs) and not self._make_room(self.waiting.least(refs)):
                 self.ledger.add("stream table", self.waiting.least(refs))  # says how much would be needed
 
+    @property
+    def _waiting_share(self) -> int:
+        """Bytes that are set aside for waiting rows."""
+        return int(self._share * self.policy.waiting_share)
+
     def _waiting_limit(self) -> int:
-        """Bytes that the waiting rows may take; at least the room that a first row finds."""
-        limit = int(self._share * self.policy.waiting_share)
-        return limit if self.waiting.rows else max(limit, self.ledger.free)
+        """Bytes that the waiting rows may take; a first row finds all that is free."""
+        return self._waiting_share if self.waiting.rows else max(self._waiting_share, self.ledger.free)
 
     def _make_room(self, size: int) -> bool:
         """Shrink the cache until that many bytes are free; False if even an empty one does not do."""
@@ -227,7 +231,7 @@ class AutoJoin(Operator):
 
     def _cache_limit(self) -> int:
         """Bytes that the cache's pages may take now; a twelfth stays free to clean pages in."""
-        reserve = self.waiting.bytes if self.fits else max(self.waiting.bytes, self._waiting_limit())
+        reserve = self.waiting.bytes if self.fits else max(self.waiting.bytes, self._waiting_share)
         return self._share - self._share // 12 - reserve
 
     def _keep_segments(self, numbers: np.ndarray, rows: np.ndarray) -> None:
