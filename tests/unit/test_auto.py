@@ -36,8 +36,7 @@ def test_a_sweep_serves_more_rows_than_fit_at_once(master: Master) -> None:
     operator = joins.create("auto", master, on="product_id", memory=master.statistics.bytes // 4)
     held = []
     for batch in Workload(keys=KEYS, exponent=0.0).stream(400_000):
-        for _ in operator.process(batch):
-            held.append(operator.waiting.rows)
+        held.extend(operator.waiting.rows for _ in operator.process(batch))
     rounds = operator.stats.bytes_read / master.statistics.bytes
     assert operator.stats.matched > 1.2 * rounds * sum(held) / len(held)
 
