@@ -105,7 +105,7 @@ class AutoJoin(Operator):
             taken = self.waiting.add(refs, keys, self._waiting_limit())
             refs, keys = refs[taken:], keys[taken:]
             if len(refs) and self.waiting.rows:
-                yield from self._pass(self.waiting.take(), full=True)
+                yield from self._sweep()
             elif len(refs) and not self._make_room(self.waiting.least(refs)):
                 self.ledger.add("stream table", self.waiting.least(refs))  # says how much would be needed
 
@@ -127,14 +127,21 @@ class AutoJoin(Operator):
     # -- resolution --------------------------------------------------------------------------------------------
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
-        groups = self.waiting.take_all()
-        for pages in groups:
-            yield from self._pass(pages, full=len(groups) > 1)
+        size, segments, self._reading, rows = self.waiting.bytes, self.stats.segments_read, 0.0, self.waiting.rows
+        for pages in self.waiting.take_all():
+            yield from self._pass(pages)
+        self._end_pass(rows, size, segments, full=False)
 
-    def _pass(self, pages: list[WaitingPage], *, full: bool) -> Iterator[pa.RecordBatch]:
+    def _sweep(self) -> Iterator[pa.RecordBatch]:
+        """Resolve the next range of keys, because the waiting rows have no room."""
+        segments, self._reading = self.stats.segments_read, 0.0
+        pages = self.waiting.take()
+        yield from self._pass(pages)
+        self._end_pass(sum(len(page.keys) for page in pages), sum(page.size for page in pages), segments, full=True)
+
+    def _pass(self, pages: list[WaitingPage]) -> Iterator[pa.RecordBatch]:
         """Resolve the rows of some pages, in the order of their keys."""
         self.stats.iterations += 1
-        self._reading, segments = 0.0, self.stats.segments_read
         codes = np.concatenate([page.keys for page in pages])
         numbers = np.array([page.number for page in pages], dtype=np.int64)
         begins = np.cumsum([0, *(len(page.keys) for page in pages)])
@@ -146,9 +153,12 @@ class AutoJoin(Operator):
             yield from self._join_sorted(codes[stretch], (numbers[page] << 32) | (stretch - begins[page]))
             start += len(stretch)
         self.waiting.release(pages)
+
+    def _end_pass(self, rows: int, size: int, segments: int, *, full: bool) -> None:
+        """Let the policy learn from what was just read, and give the cache the room that it now has."""
         self.policy.end_pass(
-            rows=len(order),
-            size=sum(page.size for page in pages),
+            rows=rows,
+            size=size,
             share=self._share,
             segments=self.stats.segments_read - segments,
             seconds=self._reading,

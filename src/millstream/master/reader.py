@@ -19,7 +19,8 @@ from .files import Store
 from .manifest import Part
 
 PAGE = 4096
-GAP = 32 * 1024  # reading over a gap this small is cheaper than a second read
+GAP = 2 * PAGE  # reading over a gap this small is cheaper than a second read
+DIRECT_GAP = 32 * 1024  # where each read goes to the disk
 IN_FLIGHT = 4
 
 
@@ -155,13 +156,18 @@ class SegmentReader:
             self._pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="millstream-read")
         return self._pool
 
-    def runs(self, wanted: np.ndarray, *, gap: int = GAP) -> Runs:
+    @property
+    def gap(self) -> int:
+        """Bytes between two segments that are read along rather than skipped."""
+        return DIRECT_GAP if self.direct else GAP
+
+    def runs(self, wanted: np.ndarray) -> Runs:
         """Group segment numbers in rising order into runs of bytes that are read at once."""
         index = self.index
         file, start = index.file[wanted], index.offset[wanted]
         end = start + index.length[wanted]
         new = np.ones(len(wanted), dtype=np.bool_)
-        new[1:] = (file[1:] != file[:-1]) | (start[1:] - end[:-1] > gap)
+        new[1:] = (file[1:] != file[:-1]) | (start[1:] - end[:-1] > self.gap)
         first = np.flatnonzero(new)
         last = np.append(first[1:], len(wanted)) - 1
         offset, stop = start[first], end[last]
@@ -321,7 +327,7 @@ class DiskBuffer:
         start, end = index.offset[wanted], index.offset[wanted] + index.length[wanted]
         step = end - start + slack
         step[1:] = np.where(
-            (index.file[wanted[1:]] == index.file[wanted[:-1]]) & (start[1:] - end[:-1] <= GAP),
+            (index.file[wanted[1:]] == index.file[wanted[:-1]]) & (start[1:] - end[:-1] <= self.reader.gap),
             end[1:] - end[:-1],
             step[1:],
         )
