@@ -121,7 +121,7 @@ class MasterCache:
             taken += page.size
             live = self.live(page)
             keep = self.table.hits[live] > threshold
-            self._evict(live[~keep])
+            self.evict(live[~keep])
             survivors.append(live[keep])
         entries = np.concatenate(survivors) if survivors else np.empty(0, dtype=np.int32)
         if len(entries):
@@ -159,7 +159,7 @@ class MasterCache:
                 self.table.ref[entries] = np.cumsum(counts) - counts + (page.number << 32)
                 return
             half = len(entries) // 2
-            self._evict(entries[half:])
+            self.evict(entries[half:])
             entries = entries[:half]
 
     def live(self, page: _Page) -> np.ndarray:
@@ -168,15 +168,12 @@ class MasterCache:
         there = (self.table.rows[entries] >= 0) & (self.table.ref[entries] >> 32 == page.number)
         return entries[there]
 
-    def _evict(self, entries: np.ndarray) -> None:
+    def evict(self, entries: np.ndarray) -> None:
+        """Forget entries at once; their bytes come back when their pages are cleaned or repacked."""
         rows = int(self.table.rows[entries].sum())
         self.evicted += rows
         self.cached_rows -= rows
         self.table.drop(entries)
-
-    def evict(self, entries: np.ndarray) -> None:
-        """Forget entries at once; their bytes come back when their pages are cleaned or repacked."""
-        self._evict(entries)
 
     def repack(self, small: int = 8 * PAGE_OVERHEAD) -> None:
         """Rewrite the pages of which a quarter or more is gone, and small ones, several into one."""
@@ -203,7 +200,7 @@ class MasterCache:
         """Forget everything."""
         while self.order:
             page = self.order.popleft()
-            self._evict(self.live(page))
+            self.evict(self.live(page))
             self._discard(page)
 
 
@@ -212,9 +209,8 @@ def _expanded(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
     if len(counts) and int(counts.max()) == 1 and int(counts.min()) == 1:
         return np.ascontiguousarray(first)
     total = int(counts.sum())
-    left = np.empty(total, dtype=np.int64)
     refs = np.empty(total, dtype=np.int64)
-    gather.expand_groups(first, first, counts, left, refs)
+    gather.expand_groups(first, counts, refs)
     return refs
 
 

@@ -170,11 +170,10 @@ def repeat_children(refs, size, children):
 
 
 @njit(cache=True, nogil=True)
-def expand_groups(left, first, counts, left_out, right_out):
-    """All pairs of a left reference with each of its `counts` right rows that begin at `first`."""
+def expand_groups(first, counts, refs):
+    """References of all rows of groups: `counts` rows that begin at `first`, for each."""
     k = 0
-    for i in range(left.shape[0]):
+    for i in range(first.shape[0]):
         for j in range(counts[i]):
-            left_out[k] = left[i]
-            right_out[k] = first[i] + j
+            refs[k] = first[i] + j
             k += 1
