@@ -183,7 +183,8 @@ def test_colliding_keys_do_collide() -> None:
 @pytest.mark.parametrize("capacity", [1, 2, 15, 16, 17, 1000, 4095, 4096])
 def test_bytes_of_tables_are_booked(capacity: int) -> None:
     for table in (StreamTable(capacity), CacheTable(capacity)):
-        held = sum(array.nbytes for array in vars(table).values() if isinstance(array, np.ndarray))
+        arrays = [array for array in vars(table).values() if isinstance(array, np.ndarray)]
+        held = sum(array.nbytes for array in arrays if array.base is None)  # the others show parts of these
         assert held <= table.bytes_for(capacity) <= 2 * held + 2048
 
 

@@ -42,7 +42,7 @@ from .sweep import RANGES, SweptRows, WaitingPage
 
 STRETCH_BYTES = 96  # of locating and joining for each row of a stretch
 LEAST_WAITING = 32 * 1024
-WAVE = 4 << 20
+WAVE = 8 << 20
 STRETCH = 1 << 17  # sorted rows that are located at once
 
 
@@ -198,9 +198,8 @@ class AutoJoin(Operator):
 
     def _waves(self, segments: np.ndarray, start: int) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
         """Read the segments of sorted keys wave by wave: range of keys, page and rows of each segment of `_wave`."""
-        wanted = np.unique(segments[start:])
-        if not len(wanted):
-            return
+        wanted = segments[start:]
+        wanted = wanted[np.concatenate(([True], wanted[1:] != wanted[:-1]))] if len(wanted) else wanted
         ahead: list[tuple[DiskBuffer, np.ndarray]] = []
         at = 0
         turn = 0
@@ -237,12 +236,16 @@ class AutoJoin(Operator):
             self._keep_segments(numbers, rows)
             absent = found == 0
             keys, first, found, waiting = keys[absent], first[absent], found[absent], waiting[absent]
-        self.policy.offer(keys, first, found, waiting, self._cache_limit())
+        limit = self._cache_limit()
+        if self.cache.table.room < len(keys) and self.cache.bytes < 0.9 * limit:
+            self._share -= self.cache.grow(limit)  # rows are smaller than the statistics let expect
+            limit = self._cache_limit()
+        self.policy.offer(keys, first, found, waiting, limit)
 
     def _cache_limit(self) -> int:
-        """Bytes that the cache's pages may take now; a twelfth stays free to clean pages in."""
+        """Bytes that the cache's pages may take now; a part stays free to clean pages in."""
         reserve = self.waiting.bytes if self.fits else max(self.waiting.bytes, self._waiting_share)
-        return self._share - self._share // 12 - reserve
+        return self._share - self._share // 20 - reserve
 
     def _keep_segments(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Cache all rows of segments, for a master that fits."""

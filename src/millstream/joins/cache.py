@@ -91,6 +91,22 @@ class MasterCache:
         self.cached_rows += len(refs)
         return take
 
+    def grow(self, limit: int) -> int:
+        """Make room for more keys, as many as `limit` bytes of pages hold with rows like those that are cached.
+
+        The bytes that the table takes more; 0 if there is no memory for a larger one beside the old one.
+        """
+        table = self.table
+        key_bytes = max(1.0, self.bytes / max(1, table.used))
+        capacity = table.capacity + int(0.9 * (limit - self.bytes) / (key_bytes + ENTRY_BYTES + SLOT_BYTES))
+        size, grown = CacheTable.bytes_for(table.capacity), CacheTable.bytes_for(capacity)
+        if capacity < 1.02 * table.capacity or grown > self.ledger.free:
+            return 0
+        self.ledger.add(self.component, grown)  # for a moment there are two tables
+        table.grow(capacity)
+        self.ledger.add(self.component, -size)
+        return grown - size
+
     def _store(self, plan: Gathering) -> _Page:
         self.ledger.add(self.component, plan.nbytes)
         batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.schema) if self.columns else None

@@ -27,9 +27,11 @@ from .cache import PAGE_OVERHEAD, MasterCache
 from .ledger import Ledger
 
 COLD_SHARE = 0.25
+FULL = 0.95  # of the cache's memory: from here on candidates must earn their place
+ROOMY = 0.6  # a cache that was full once is choosy above this, so that cleaning makes room for frequent keys alone
 AGE_AFTER = 32  # probes for each cached key between two halvings
 MISS_SECONDS = 0.6e-6  # to let a row wait and join it later, reading apart
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88)
+SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88)
 LEAST_WINDOW = 65_536  # probes before a hit rate means something
 
 
@@ -46,6 +48,7 @@ class CachePolicy:
         size = 64 if fits else min(spare // 24, 4 * self.keys)
         self.sketch = FrequencySketch(size)
         ledger.book("frequency sketch", self.sketch.nbytes)
+        self._cleaned = False
         self._probes = 0
         self._window_probes = 0
         self._window_hits = 0
@@ -59,7 +62,8 @@ class CachePolicy:
     def offer(self, keys: np.ndarray, first: np.ndarray, rows: np.ndarray, waiting: np.ndarray, limit: int) -> None:
         """Candidates with their master rows in the disk buffer and the number of stream rows that waited for each."""
         seen = self.sketch.add(keys, waiting)
-        if self.cache.bytes > 0.95 * limit or self.cache.table.room < len(keys):
+        fill = ROOMY if self._cleaned else FULL
+        if self.cache.bytes > fill * limit or self.cache.table.room < len(keys):
             good = seen > self.threshold
             keys, first, rows, seen = keys[good], first[good], rows[good], seen[good]
         done = 0
@@ -73,12 +77,13 @@ class CachePolicy:
             self.cache.repack(small=self.cache.bytes // 4)
 
     def _clean(self, limit: int) -> None:
+        self._cleaned = True
         if self._probes > AGE_AFTER * max(1024, self.cache.table.used):
             self._probes = 0
             self.cache.table.halve()
             self.sketch.halve()
         self.threshold = self.cache.coldest(COLD_SHARE)
-        self.cache.clean(max(1, min(self.cache.bytes // 8, limit // 16)), self.threshold)
+        self.cache.clean(max(1, min(self.cache.bytes // 8, limit // 32)), self.threshold)
 
     def end_pass(self, *, rows: int, size: int, share: int, segments: int, seconds: float, full: bool) -> None:
         """After a pass over `rows` waiting rows of `size` bytes: tidy up, and split the memory anew.

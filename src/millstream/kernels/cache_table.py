@@ -10,8 +10,13 @@ import numpy as np
 from numba import njit, uint64
 
 from .hashing import mix
+from .memory import prefetch
 
-ENTRY_BYTES = 8 + 8 + 4 + 4 + 4  # key, reference, rows, hits, free list
+# one cache line serves a probe
+ENTRY = np.dtype([("key", np.int64), ("ref", np.int64), ("rows", np.int32), ("hits", np.int32)])
+ENTRY_SIZE = ENTRY.itemsize
+ENTRY_BYTES = ENTRY_SIZE + 4  # and the free list
+AHEAD = 32  # keys whose slots and entries are on their way to the processor while others are looked at
 
 _FREE, _USED = range(2)
 
@@ -26,13 +31,30 @@ class CacheTable:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.slots = np.full(_slot_count(capacity), -1, dtype=np.int32)
-        self.key = np.empty(capacity, dtype=np.int64)
-        self.ref = np.empty(capacity, dtype=np.int64)
-        self.rows = np.full(capacity, -1, dtype=np.int32)
-        self.hits = np.empty(capacity, dtype=np.int32)
+        self._use(np.zeros(capacity, dtype=ENTRY))
+        self.rows[:] = -1
         self._next = np.empty(capacity, dtype=np.int32)
         self._state = np.zeros(2, dtype=np.int64)
-        _clear(self._next, self._state)
+        self._state[_FREE] = -1
+        _free(self._next, self._state, 0)
+
+    def _use(self, entries: np.ndarray) -> None:
+        self._entries = entries.ctypes.data
+        self.key, self.ref, self.rows, self.hits = (entries[name] for name in ENTRY.names or ())
+        self._all = entries
+
+    def grow(self, capacity: int) -> None:
+        """Make room for more keys; entries keep their numbers."""
+        old = self.capacity
+        entries = np.zeros(capacity, dtype=ENTRY)
+        entries[:old] = self._all
+        entries["rows"][old:] = -1
+        self._use(entries)
+        self._next = np.concatenate([self._next, np.empty(capacity - old, dtype=np.int32)])
+        _free(self._next, self._state, old)
+        self.capacity = capacity
+        self.slots = np.full(_slot_count(capacity), -1, dtype=np.int32)
+        _fill_slots(self.slots, self.key, self.rows)
 
     @staticmethod
     def bytes_for(capacity: int) -> int:
@@ -49,7 +71,7 @@ class CacheTable:
 
     def probe(self, keys: np.ndarray, refs: np.ndarray, rows: np.ndarray) -> int:
         """Look keys up and count the hits: first row and number of rows of each, -1 for keys not cached."""
-        return int(_probe(keys, refs, rows, self.slots, self.key, self.ref, self.rows, self.hits))
+        return int(_probe(keys, refs, rows, self.slots, self._entries, self.key, self.ref, self.rows, self.hits))
 
     def insert(self, keys: np.ndarray, refs: np.ndarray, rows: np.ndarray, hits: np.ndarray) -> np.ndarray:
         """Add distinct keys that are not cached; the entry number of each. Requires `len(keys) <= room`."""
@@ -86,14 +108,22 @@ def _slot_count(capacity: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _clear(following, state):
-    n = following.shape[0]
-    for i in range(n):
-        following[i] = i + 1
-    if n:
-        following[n - 1] = -1
-    state[_FREE] = 0 if n else -1
-    state[_USED] = 0
+def _free(following, state, start):
+    """Put the entries from `start` on into the free list."""
+    for i in range(following.shape[0] - 1, start - 1, -1):
+        following[i] = state[_FREE]
+        state[_FREE] = i
+
+
+@njit(cache=True, nogil=True)
+def _fill_slots(slots, key, row_count):
+    mask = slots.shape[0] - 1
+    for entry in range(key.shape[0]):
+        if row_count[entry] >= 0:
+            at = _slot(key[entry], slots)
+            while slots[at] >= 0:
+                at = (at + 1) & mask
+            slots[at] = entry
 
 
 @njit(inline="always")
@@ -102,24 +132,34 @@ def _slot(key, slots):
 
 
 @njit(cache=True, nogil=True)
-def _probe(keys, refs, rows, slots, key, ref, row_count, hits):
+def _probe(keys, refs, rows, slots, entries, key, ref, row_count, hits):
     mask = slots.shape[0] - 1
     found = 0
-    for i in range(keys.shape[0]):
-        k = keys[i]
-        at = _slot(k, slots)
-        entry = slots[at]
-        while entry >= 0 and key[entry] != k:
-            at = (at + 1) & mask
+    n = keys.shape[0]
+    homes = np.empty(AHEAD, dtype=np.int64)
+    for start in range(0, n, AHEAD):
+        size = min(AHEAD, n - start)
+        for j in range(size):
+            homes[j] = _slot(keys[start + j], slots)
+            prefetch(slots.ctypes.data + 4 * homes[j])
+        for j in range(size):
+            prefetch(entries + ENTRY_SIZE * max(0, slots[homes[j]]))
+        for j in range(size):
+            i = start + j
+            k = keys[i]
+            at = homes[j]
             entry = slots[at]
-        if entry >= 0:
-            refs[i] = ref[entry]
-            rows[i] = row_count[entry]
-            hits[entry] += 1
-            found += 1
-        else:
-            refs[i] = -1
-            rows[i] = -1
+            while entry >= 0 and key[entry] != k:
+                at = (at + 1) & mask
+                entry = slots[at]
+            if entry >= 0:
+                refs[i] = ref[entry]
+                rows[i] = row_count[entry]
+                hits[entry] += 1
+                found += 1
+            else:
+                refs[i] = -1
+                rows[i] = -1
     return found
 
 

@@ -10,11 +10,13 @@ import numpy as np
 from numba import njit
 
 from .memory import (
+    copy_16,
     copy_bytes,
     load_i16,
     load_i32,
     load_i64,
     load_u8,
+    prefetch,
     store_i16,
     store_i32,
     store_i64,
@@ -22,6 +24,7 @@ from .memory import (
 )
 
 ROW_MASK = 0xFFFFFFFF
+AHEAD = 16  # rows that are on their way to the processor while others are copied
 
 
 @njit(cache=True, nogil=True)
@@ -59,20 +62,29 @@ def gather_bits(table, buffer, refs, bits):
         bits[byte] = word
 
 
+@njit(inline="always")
+def _prefetch_value(table, buffer, width, ref):
+    if ref >= 0:
+        prefetch(table[ref >> 32, buffer] + width * (ref & ROW_MASK))
+
+
 @njit(cache=True, nogil=True)
 def gather_fixed(table, buffer, width, refs, out):
     """Collect values of `width` bytes to the address `out`, which holds zeros where there is no row."""
     n = refs.shape[0]
     if width == 8:
         for i in range(n):
+            _prefetch_value(table, buffer, 8, refs[min(i + AHEAD, n - 1)])
             ref = refs[i]
             store_i64(out + 8 * i, load_i64(table[ref >> 32, buffer] + 8 * (ref & ROW_MASK)) if ref >= 0 else 0)
     elif width == 4:
         for i in range(n):
+            _prefetch_value(table, buffer, 4, refs[min(i + AHEAD, n - 1)])
             ref = refs[i]
             store_i32(out + 4 * i, load_i32(table[ref >> 32, buffer] + 4 * (ref & ROW_MASK)) if ref >= 0 else 0)
     elif width == 16:
         for i in range(n):
+            _prefetch_value(table, buffer, 16, refs[min(i + AHEAD, n - 1)])
             ref = refs[i]
             if ref >= 0:
                 at = table[ref >> 32, buffer] + 16 * (ref & ROW_MASK)
@@ -104,7 +116,9 @@ def gather_lengths(table, buffer, width, refs, ends):
     """Offsets of the collected values in `ends` (one more than rows, the first 0); their sum."""
     total = 0
     ends[0] = 0
-    for i in range(refs.shape[0]):
+    n = refs.shape[0]
+    for i in range(n):
+        _prefetch_value(table, buffer, width, refs[min(i + AHEAD, n - 1)])
         ref = refs[i]
         if ref >= 0:
             at = table[ref >> 32, buffer] + width * (ref & ROW_MASK)
@@ -119,7 +133,13 @@ def gather_lengths(table, buffer, width, refs, ends):
 @njit(cache=True, nogil=True)
 def gather_bytes(table, buffer, width, refs, ends, out):
     """Collect values of varying length to the address `out`, at the offsets of `gather_lengths`."""
-    for i in range(refs.shape[0]):
+    n = refs.shape[0]
+    for i in range(n):
+        # the offsets were read a moment ago by `gather_lengths`
+        ahead = refs[min(i + AHEAD, n - 1)]
+        if ahead >= 0:
+            at = table[ahead >> 32, buffer] + width * (ahead & ROW_MASK)
+            prefetch(table[ahead >> 32, buffer + 1] + (np.int64(load_i32(at)) if width == 4 else load_i64(at)))
         ref = refs[i]
         if ref >= 0:
             at = table[ref >> 32, buffer] + width * (ref & ROW_MASK)
@@ -130,14 +150,18 @@ def gather_bytes(table, buffer, width, refs, ends, out):
 
 @njit(inline="always")
 def copy_value(target, source, length):
-    """Copy one value; short ones by words, the last of which may overlap the one before."""
-    if length >= 8:
-        if length <= 64:
-            for j in range(0, length - 7, 8):
-                store_i64(target + j, load_i64(source + j))
-            store_i64(target + length - 8, load_i64(source + length - 8))
-        else:
-            copy_bytes(target, source, length)
+    """Copy one value; short ones by words that may overlap, so that values of about one length take one path."""
+    if length > 64:
+        copy_bytes(target, source, length)
+    elif length >= 16:
+        copy_16(target, source)
+        if length > 32:
+            copy_16(target + 16, source + 16)
+            copy_16(target + length - 32, source + length - 32)
+        copy_16(target + length - 16, source + length - 16)
+    elif length >= 8:
+        store_i64(target, load_i64(source))
+        store_i64(target + length - 8, load_i64(source + length - 8))
     elif length >= 4:
         store_i32(target, load_i32(source))
         store_i32(target + length - 4, load_i32(source + length - 4))

@@ -92,6 +92,32 @@ def copy_bytes(typingctx, target, source, length):
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
+@intrinsic
+def copy_16(typingctx, target, source):
+    """Copy 16 bytes between two addresses."""
+
+    def codegen(context, builder, signature, args):
+        vector = ir.VectorType(ir.IntType(64), 2).as_pointer()
+        value = builder.load(builder.inttoptr(args[1], vector), align=1)
+        builder.store(value, builder.inttoptr(args[0], vector), align=1)
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def prefetch(typingctx, address):
+    """Ask for the cache line at an address, which will be read soon; any address is fine."""
+
+    def codegen(context, builder, signature, args):
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        read, keep, data = (ir.Constant(word, value) for value in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(args[0], byte), read, keep, data])
+
+    return types.void(types.int64), codegen
+
+
 # Found by name in the C library when a kernel is linked, so kernels that call them can be cached on disk.
 pread = types.ExternalFunction(
     "pread", typing.signature(types.int64, types.int32, types.int64, types.int64, types.int64)

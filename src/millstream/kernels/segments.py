@@ -29,6 +29,59 @@ def read_runs(files, offsets, lengths, slack, targets):
     return -1
 
 
+@njit(cache=True, nogil=True)
+def plan_runs(wanted, file, offset, length, gap, page, runs, places):
+    """Group rising segment numbers into runs of bytes that are read at once; the number of runs.
+
+    Segments of one file at most `gap` bytes apart go together. Reads are aligned to `page` bytes unless it is 0.
+    `runs` takes file, offset, length, place in memory and first segment of each run, `places` where each segment lies.
+    """
+    k = -1
+    target = np.int64(0)
+    end = np.int64(0)
+    for i in range(wanted.shape[0]):
+        at = offset[wanted[i]]
+        if k < 0 or file[wanted[i]] != runs[0, k] or at - end > gap:
+            if k >= 0:
+                target = _close_run(runs, k, end, page)
+            k += 1
+            runs[0, k] = file[wanted[i]]
+            runs[1, k] = at - at % page if page else at
+            runs[3, k] = target
+            runs[4, k] = i
+        end = at + length[wanted[i]]
+        places[i] = runs[3, k] + at - runs[1, k]
+    if k >= 0:
+        _close_run(runs, k, end, page)
+    return k + 1
+
+
+@njit(inline="always")
+def _close_run(runs, k, end, page):
+    """Set the length of a run that ends at `end`; where the next one may lie in memory."""
+    stop = (end + page - 1) // page * page if page else end
+    runs[2, k] = stop - runs[1, k]
+    return runs[3, k] + (runs[2, k] + 63) // 64 * 64
+
+
+@njit(cache=True, nogil=True)
+def fit_runs(wanted, file, offset, length, gap, slack, size):
+    """How many of the first wanted segments a memory of `size` bytes can hold when runs take up to `slack` more."""
+    used = np.int64(0)
+    end = np.int64(0)
+    for i in range(wanted.shape[0]):
+        at = offset[wanted[i]]
+        stop = at + length[wanted[i]]
+        if i and file[wanted[i]] == file[wanted[i - 1]] and at - end <= gap:
+            used += stop - end
+        else:
+            used += stop - at + slack
+        if used > size:
+            return i
+        end = stop
+    return wanted.shape[0]
+
+
 @njit(inline="always")
 def _field(table, number, start, end):
     """Address of a field of a flatbuffer table, 0 when it is absent, -1 when it does not lie between start and end."""
@@ -86,10 +139,34 @@ def map_segment(start, length, row, expected):
 def map_segments(starts, lengths, checksums, counts, table, pages, buffers):
     """Check and map many segments; (first bad one, why) or (-1, OK)."""
     for i in range(starts.shape[0]):
-        if hash_bytes(starts[i], lengths[i], np.uint64(0)) != checksums[i]:
-            return i, BAD_CHECKSUM
-        if map_segment(starts[i], lengths[i], table[pages[i]], buffers) != counts[i]:
-            return i, BAD_MESSAGE
+        why = _map_checked(starts[i], lengths[i], checksums[i], counts[i], table[pages[i]], buffers)
+        if why != OK:
+            return i, why
+    return -1, OK
+
+
+@njit(inline="always")
+def _map_checked(start, length, checksum, count, row, buffers):
+    if hash_bytes(start, length, np.uint64(0)) != checksum:
+        return BAD_CHECKSUM
+    return OK if map_segment(start, length, row, buffers) == count else BAD_MESSAGE
+
+
+@njit(cache=True, nogil=True)
+def read_segments(files, offsets, lengths, slack, targets, first, starts, sizes, checksums, counts, rows):
+    """Read runs, check the segments in them and map each to its row of `rows`: (first bad segment, why) or (-1, OK).
+
+    Run i has the segments `first[i]` to `first[i + 1]`, which then lie at `starts` with their `sizes`. Doing all
+    of it run by run finds the bytes still in the processor's cache.
+    """
+    buffers = rows.shape[1]
+    for i in range(files.shape[0]):
+        if read_runs(files[i : i + 1], offsets[i : i + 1], lengths[i : i + 1], slack, targets[i : i + 1]) >= 0:
+            return first[i], SHORT_READ
+        for s in range(first[i], first[i + 1]):
+            why = _map_checked(starts[s], sizes[s], checksums[s], counts[s], rows[s], buffers)
+            if why != OK:
+                return s, why
     return -1, OK
 
 

@@ -29,7 +29,7 @@ from .master import Master
 from .parts import DENSE_SCHEMA, HEAVIEST, BuildSpec, dense_spec, read_entries, write_part
 from .retention import sweep
 
-SEGMENT_BYTES = 16 * 1024
+SEGMENT_BYTES = 8 * 1024
 
 
 class Build:

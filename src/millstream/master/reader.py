@@ -7,6 +7,7 @@ import itertools
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from .files import Store
 from .manifest import Part
 
 PAGE = 4096
-GAP = 2 * PAGE  # reading over a gap this small is cheaper than a second read
+GAP = PAGE // 2  # reading over a gap this small is cheaper than a second read
 DIRECT_GAP = 32 * 1024  # where each read goes to the disk
 IN_FLIGHT = 4
 
@@ -49,7 +50,7 @@ class SegmentIndex:
         return np.searchsorted(self.first_key, keys, side="right") - 1
 
 
-BYTES_PER_SEGMENT = 8 + 4 + 8 + 8 + 4 + 8
+BYTES_PER_SEGMENT = 8 + 2 + 8 + 4 + 4 + 8
 
 
 def load_index(store: Store, parts: tuple[Part, ...]) -> SegmentIndex:
@@ -63,9 +64,9 @@ def load_index(store: Store, parts: tuple[Part, ...]) -> SegmentIndex:
 
     return SegmentIndex(
         first_key=column("first_key", np.int64),
-        file=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
+        file=np.repeat(np.arange(len(parts), dtype=np.int16), counts),
         offset=column("offset", np.int64),
-        length=column("length", np.int64),
+        length=column("length", np.int32),
         rows=column("rows", np.int32),
         checksum=column("checksum", np.uint64),
         part_start=np.concatenate(([0], np.cumsum(counts, dtype=np.int64))) if parts else np.zeros(1, dtype=np.int64),
@@ -164,22 +165,12 @@ class SegmentReader:
     def runs(self, wanted: np.ndarray) -> Runs:
         """Group segment numbers in rising order into runs of bytes that are read at once."""
         index = self.index
-        file, start = index.file[wanted], index.offset[wanted]
-        end = start + index.length[wanted]
-        new = np.ones(len(wanted), dtype=np.bool_)
-        new[1:] = (file[1:] != file[:-1]) | (start[1:] - end[:-1] > self.gap)
-        first = np.flatnonzero(new)
-        last = np.append(first[1:], len(wanted)) - 1
-        offset, stop = start[first], end[last]
-        if self.direct:
-            offset = offset & -PAGE
-            stop = (stop + PAGE - 1) & -PAGE
-        length = stop - offset
-        target = np.concatenate(([0], np.cumsum(length)[:-1])).astype(np.int64)
-        if not self.direct:
-            target = np.concatenate(([0], np.cumsum((length + 63) & -64)[:-1])).astype(np.int64)
-        position = start - np.repeat(offset, last - first + 1) + np.repeat(target, last - first + 1)
-        return Runs(file[first], offset, length, target, position)
+        runs = np.empty((5, len(wanted) + 1), dtype=np.int64)
+        places = np.empty(len(wanted), dtype=np.int64)
+        page = PAGE if self.direct else 0
+        count = kernel.plan_runs(wanted, index.file, index.offset, index.length, self.gap, page, runs, places)
+        file, offset, length, target, first = runs[:, :count]
+        return Runs(file.astype(np.int32), offset, length, target, places, np.append(first, len(wanted)))
 
     def single_runs(self, wanted: np.ndarray, targets: np.ndarray) -> Runs:
         """One read for each segment, in any order, each to its own place."""
@@ -187,33 +178,43 @@ class SegmentReader:
         stop = start + self.index.length[wanted]
         offset = start & -PAGE if self.direct else start
         length = (stop + PAGE - 1 & -PAGE if self.direct else stop) - offset
-        return Runs(self.index.file[wanted], offset, length, targets.astype(np.int64), targets + (start - offset))
+        each = np.arange(len(wanted) + 1)
+        return Runs(self.index.file[wanted], offset, length, targets.astype(np.int64), targets + (start - offset), each)
 
-    def fetch(self, runs: Runs, address: int, keep: object, *, in_flight: int = 1) -> list[Future[int]]:
-        """Start to read runs to memory at an address; results are the number of a run that came short, or -1.
-
-        `keep` owns that memory; it stays alive until the reads are done.
-        """
+    def fetch(
+        self, wanted: np.ndarray, runs: Runs, address: int, rows: np.ndarray, *, in_flight: int
+    ) -> list[Future[Fault]]:
+        """Start to read the runs of wanted segments to memory at an address, to check them and to map each to a row."""
+        index = self.index
+        segments = (runs.position + address, index.length[wanted], index.checksum[wanted], index.rows[wanted], rows)
         for number in np.unique(runs.file).tolist():
             self._open(number)
         if not self.store.local:
-            return [self.pool.submit(self._read_remote, runs, i, address, keep) for i in range(len(runs.file))]
-        descriptors = self._descriptors[runs.file]
-        pieces = min(in_flight, len(runs.file))
+            return [self.pool.submit(self._fetch_remote, runs, i, address, segments) for i in range(len(runs.file))]
+        descriptors, targets = self._descriptors[runs.file], runs.target + address
+        pieces = max(1, min(in_flight, len(runs.file)))
         bounds = np.linspace(0, len(runs.file), pieces + 1).astype(int)
         return [
             self.pool.submit(
-                _read,
+                _fetch,
                 descriptors[a:b],
                 runs.offset[a:b],
                 runs.length[a:b],
                 self._slack,
-                runs.target[a:b] + address,
-                a,
-                keep,
+                targets[a:b],
+                runs.first[a : b + 1],
+                *segments,
             )
             for a, b in itertools.pairwise(bounds)
         ]
+
+    def _fetch_remote(self, runs: Runs, i: int, address: int, segments: tuple[np.ndarray, ...]) -> Fault:
+        low, high = runs.first[i], runs.first[i + 1]
+        if self._read_remote(runs, i, address) >= 0:
+            return int(low), kernel.SHORT_READ
+        starts, sizes, sums, counts, rows = (array[low:high] for array in segments)
+        bad, why = kernel.map_segments(starts, sizes, sums, counts, rows, np.arange(high - low), rows.shape[1])
+        return (int(low + bad) if bad >= 0 else -1), int(why)
 
     def read(self, runs: Runs, address: int) -> int:
         """Read runs in this thread, one after the other."""
@@ -225,9 +226,10 @@ class SegmentReader:
                 if short >= 0:
                     return short
             return -1
-        return _read(self._descriptors[runs.file], runs.offset, runs.length, self._slack, runs.target + address, 0)
+        targets = runs.target + address
+        return int(kernel.read_runs(self._descriptors[runs.file], runs.offset, runs.length, self._slack, targets))
 
-    def _read_remote(self, runs: Runs, i: int, address: int, keep: object = None) -> int:
+    def _read_remote(self, runs: Runs, i: int, address: int) -> int:
         data = self._files[int(runs.file[i])].read_at(int(runs.length[i]), int(runs.offset[i]))
         if len(data) < runs.length[i]:
             return i
@@ -261,13 +263,17 @@ class SegmentReader:
 
 @dataclass(frozen=True)
 class Runs:
-    """Reads to be made: file, offset and length of each, where it goes, and where each wanted segment then starts."""
+    """Reads to be made: file, offset and length of each, where it goes, and where each wanted segment then starts.
+
+    Read i brings the wanted segments `first[i]` to `first[i + 1]`.
+    """
 
     file: np.ndarray
     offset: np.ndarray
     length: np.ndarray
     target: np.ndarray
     position: np.ndarray
+    first: np.ndarray
 
     @property
     def nbytes(self) -> int:
@@ -275,17 +281,19 @@ class Runs:
         return int(self.target[-1] + self.length[-1]) if len(self.target) else 0
 
 
-def _read(
-    descriptors: np.ndarray,
-    offsets: np.ndarray,
-    lengths: np.ndarray,
-    slack: int,
-    targets: np.ndarray,
-    base: int,
-    keep: object = None,
-) -> int:
-    short = kernel.read_runs(descriptors, offsets, lengths, slack, targets)
-    return base + int(short) if short >= 0 else -1
+Fault = tuple[int, int]  # the first bad one of the wanted segments, and why; -1 if there is none
+
+
+def _fetch(*arguments: Any) -> Fault:
+    bad, why = kernel.read_segments(*arguments)
+    return int(bad), int(why)
+
+
+_WHY = {
+    kernel.SHORT_READ: "is cut off",
+    kernel.BAD_CHECKSUM: "is damaged: its checksum does not fit its content",
+    kernel.BAD_MESSAGE: "is damaged: it is not a record batch",
+}
 
 
 class DiskBuffer:
@@ -300,10 +308,11 @@ class DiskBuffer:
         self.size = -(-size // PAGE) * PAGE
         self._memory = np.empty(self.size + PAGE, dtype=np.uint8)
         self._address = (self._memory.ctypes.data + PAGE - 1) & -PAGE
-        self._numbers: list[int] = []
+        self._numbers = np.empty(0, dtype=np.int64)
+        self._rows = np.empty((0, 0), dtype=np.int64)
         self._wanted = np.empty(0, dtype=np.int64)
         self._runs: Runs | None = None
-        self._pending: list[Future[int]] = []
+        self._pending: list[Future[Fault]] = []
         self._average: float | None = None
         self.reads = 0
         self.bytes_read = 0
@@ -322,60 +331,50 @@ class DiskBuffer:
 
     def fit(self, wanted: np.ndarray) -> int:
         """How many of the first wanted segments (rising) the buffer can hold at once; at least one is asked for."""
-        index = self.reader.index
-        slack = 2 * PAGE if self.reader.direct else 64
-        start, end = index.offset[wanted], index.offset[wanted] + index.length[wanted]
-        step = end - start + slack
-        step[1:] = np.where(
-            (index.file[wanted[1:]] == index.file[wanted[:-1]]) & (start[1:] - end[:-1] <= self.reader.gap),
-            end[1:] - end[:-1],
-            step[1:],
-        )
-        return max(1, int(np.searchsorted(np.cumsum(step), self.size, side="right")))
+        index, reader = self.reader.index, self.reader
+        slack = 2 * PAGE if reader.direct else 64
+        held = kernel.fit_runs(wanted, index.file, index.offset, index.length, reader.gap, slack, self.size)
+        return max(1, int(held))
 
     def start(self, wanted: np.ndarray, *, in_flight: int = 0) -> None:
         """Begin to read segments; with `in_flight` in the background, otherwise when `finish` is called."""
         self._wanted = wanted
         self._runs = self.reader.runs(wanted)
         assert self._runs.nbytes <= self.size
+        if len(wanted) > len(self._numbers):
+            new = [self.pages.reserve(self._memory) for _ in range(len(wanted) - len(self._numbers))]
+            self._numbers = np.concatenate([self._numbers, np.array(new, dtype=np.int64)])
+            self._rows = np.zeros((len(self._numbers), self.pages.addresses.shape[1]), dtype=np.int64)
         self._pending = (
-            self.reader.fetch(self._runs, self._address, self._memory, in_flight=in_flight) if in_flight else []
+            self.reader.fetch(wanted, self._runs, self._address, self._rows, in_flight=in_flight) if in_flight else []
         )
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
-        """Wait for the segments, check and map them: page number and rows of each."""
+        """Wait for the segments, checked and mapped: page number and rows of each."""
         runs, wanted, index = self._runs, self._wanted, self.reader.index
         assert runs is not None
+        numbers, counts = self._numbers[: len(wanted)], index.rows[wanted]
         if self._pending:
-            short = max(future.result() for future in self._pending)
+            faults = [future.result() for future in self._pending]
+            bad, why = next((fault for fault in faults if fault[0] >= 0), (-1, kernel.OK))
             self._pending = []
+            self.pages.addresses[numbers] = self._rows[: len(wanted)]
         else:
             short = self.reader.read(runs, self._address)
-        if short >= 0:
-            in_run = index.offset[wanted] >= runs.offset[short]
-            raise CorruptMaster(
-                f"{self.reader.describe(int(wanted[int(np.argmax(in_run))]))} is cut off; build the master again"
-            )
-        while len(self._numbers) < len(wanted):
-            self._numbers.append(self.pages.reserve(self._memory))
-        numbers = np.array(self._numbers[: len(wanted)], dtype=np.int64)
-        counts = index.rows[wanted]
-        bad, why = kernel.map_segments(
-            runs.position + self._address,
-            index.length[wanted],
-            index.checksum[wanted],
-            counts,
-            self.pages.addresses,
-            numbers,
-            self.pages.layout.buffers,
-        )
+            if short >= 0:
+                bad, why = int(runs.first[short]), kernel.SHORT_READ
+            else:
+                bad, why = kernel.map_segments(
+                    runs.position + self._address,
+                    index.length[wanted],
+                    index.checksum[wanted],
+                    counts,
+                    self.pages.addresses,
+                    numbers,
+                    self.pages.layout.buffers,
+                )
         if bad >= 0:
-            reason = (
-                "its checksum does not fit its content" if why == kernel.BAD_CHECKSUM else "it is not a record batch"
-            )
-            raise CorruptMaster(
-                f"{self.reader.describe(int(wanted[bad]))} is damaged: {reason}; build the master again"
-            )
+            raise CorruptMaster(f"{self.reader.describe(int(wanted[bad]))} {_WHY[why]}; build the master again")
         self.reads += len(runs.file)
         self.bytes_read += int(runs.length.sum())
         return numbers, counts
