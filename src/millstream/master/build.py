@@ -215,8 +215,7 @@ def build_local(
             by_key = np.argsort(entries.column("key").to_numpy(), kind="stable")
             dense = write_part(dense_spec(spec), _slices(entries, by_key), 1)
             return build.commit([summary], [dense])
-        order = table.select(spec.sort_columns).add_column(0, "__row__", pa.array(np.arange(len(table))))
-        order = order.sort_by([(name, "ascending") for name in spec.sort_columns]).column("__row__").to_numpy()
+        order = np.argsort(codes, kind="stable")
         return build.commit([write_part(spec, _slices(table, order), 0)])
 
 

@@ -7,6 +7,7 @@ segment. `docs/master-format.md` specifies all files.
 from __future__ import annotations
 
 import heapq
+import itertools
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -63,12 +64,8 @@ class BuildSpec:
 
     @property
     def cluster_column(self) -> str:
+        """By which rows must come sorted, in layout "key"; in layout "frequency" its equal values must be adjacent."""
         return self.hash_column or self.key[0]
-
-    @property
-    def sort_columns(self) -> list[str]:
-        """The order in which rows must come, in layout "key"; in layout "frequency" rows of a key must be adjacent."""
-        return [self.cluster_column] if self.hash_column is None else [self.cluster_column, *self.key]
 
     @property
     def stored_schema(self) -> pa.Schema:
@@ -221,7 +218,7 @@ class PartWriter:
         if self.spec.layout == "key" and (
             bool((keys[1:] < keys[:-1]).any()) or (self._last_key is not None and keys[0] < self._last_key)
         ):
-            raise InputError(f"rows of part {self.number} do not come sorted by {self.spec.sort_columns}")
+            raise InputError(f"rows of part {self.number} do not come sorted by {self.spec.cluster_column}")
         sizes = row_bytes(batch)
         self._max_row_bytes = max(self._max_row_bytes, int(sizes.max()))
         if self._carry and keys[0] != self._last_key and self._carry_bytes + int(sizes[0]) > self.spec.segment_bytes:
@@ -232,10 +229,8 @@ class PartWriter:
                 return
         cuts = np.empty(len(keys), dtype=np.int64)
         count = segments.cut_points(keys, sizes, self.spec.segment_bytes, cuts)
-        start = 0
-        for cut in cuts[:count].tolist():
-            self._write_segment(batch.slice(start, cut - start), keys[start:cut])
-            start = cut
+        start = int(cuts[count - 1]) if count else 0
+        self._write_segments(batch, keys, [0, *cuts[:count].tolist()])
         self._carry = [batch.slice(start)]
         self._carry_bytes = int(sizes[start:].sum())
         self._last_key = int(keys[-1])
@@ -279,21 +274,27 @@ class PartWriter:
     def _flush(self) -> None:
         if self._carry:
             batch = self._carry[0] if len(self._carry) == 1 else pa.concat_batches(self._carry)
-            self._write_segment(batch, self._keys(batch))
+            self._write_segments(batch, self._keys(batch), [0, batch.num_rows])
             self._carry, self._carry_bytes = [], 0
 
-    def _write_segment(self, batch: pa.RecordBatch, keys: np.ndarray) -> None:
+    def _write_segments(self, batch: pa.RecordBatch, keys: np.ndarray, cuts: list[int]) -> None:
+        """Write the rows between each two cuts as a segment; no key lies on both sides of a cut."""
+        keys = keys[: cuts[-1]]
+        if not len(keys):
+            return
+        segment = len(self.file.entries)
+        for start, end in itertools.pairwise(cuts):
+            self.file.write(batch.slice(start, end - start), int(keys[start]))
         starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
         counts = np.diff(np.append(starts, len(keys)))
-        segment = len(self.file.entries)
-        self.file.write(batch, int(keys[0]))
         self._distinct += len(starts)
         self._max_key_rows = max(self._max_key_rows, int(counts.max()))
         self._note_heaviest(batch, starts, counts)
         if self.filter is not None:
             self.filter.add(keys[starts])
         if self.dense is not None:
-            self._entries.append([keys[starts], np.full(len(starts), segment), starts, counts])
+            inside = np.searchsorted(cuts, starts, side="right") - 1
+            self._entries.append([keys[starts], segment + inside, starts - np.array(cuts)[inside], counts])
             if sum(len(block[0]) for block in self._entries) >= membership.CHUNK_KEYS:
                 self._write_entries()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from ..errors import InputError
@@ -27,6 +27,7 @@ from ..master.parts import DENSE_SCHEMA, dense_spec, read_entries
 from .types import arrow_schema, check_collation, column, plain_names, spark_fields
 
 _SUMMARY = "summary string"
+TASK_BYTES = 24 << 20  # of the input, for each task that sorts and writes
 _FREQUENCY = "__frequency__"
 
 
@@ -49,8 +50,8 @@ def build_master(
     partitions: how many tasks sort and write; by default Spark's own choice.
 
     Nothing is seen of the new version before it is complete, and a build that fails leaves what was there. Rows with
-    a NULL in the key are kept, though they match nothing. The DataFrame is computed twice, the first time to find
-    ranges of keys of about equal size: cache one that is expensive.
+    a NULL in the key are kept, though they match nothing. With a single integer as key the DataFrame is computed twice,
+    the first time to find ranges of keys of about equal size: cache one that is expensive.
     """
     if df.isStreaming:
         raise InputError("a master is built from a batch DataFrame, and this one is streaming")
@@ -61,8 +62,7 @@ def build_master(
         check_collation(df.schema, spec.key)
         rows = _hashed(df, spec)
         if frequency is None:
-            ordered = _ranges(rows, [column(name) for name in spec.sort_columns], partitions)
-            return build.commit(_write(ordered, spec))
+            return build.commit(_write(_by_key(rows, spec, partitions), spec))
         ordered = _by_frequency(rows, spec, frequency, partitions)
         summaries = _write(ordered, spec)
         return build.commit(summaries, _write_dense(df, spec, summaries))
@@ -75,10 +75,33 @@ def _hashed(df: DataFrame, spec: BuildSpec) -> DataFrame:
     return df.withColumn(spec.hash_column, F.xxhash64(*[column(name) for name in spec.key]))
 
 
-def _ranges(df: DataFrame, order: Sequence[Any], partitions: int | None) -> DataFrame:
-    """Sorted partitions, one range of the first of the sort columns each, so that a key is never cut apart."""
-    ranges = df.repartitionByRange(partitions, order[0]) if partitions else df.repartitionByRange(order[0])
-    return ranges.sortWithinPartitions(*order)
+def _by_key(df: DataFrame, spec: BuildSpec, partitions: int | None) -> DataFrame:
+    """Sorted partitions, a range of the clustering key each, so that a key is never cut apart.
+
+    Hashes are spread evenly, so their ranges are known; Spark samples integers to find ranges of about equal size.
+    """
+    cluster = column(spec.cluster_column)
+    if spec.hash_column is None:
+        return _ranges(df, cluster, partitions)
+    count = partitions or _tasks(df)
+    upper = F.shiftright(cluster, 32) + F.lit(1 << 31)  # 0 .. 2 ** 32 - 1
+    return df.repartitionById(count, F.shiftright(upper * F.lit(count), 32).cast("int")).sortWithinPartitions(cluster)
+
+
+def _tasks(df: DataFrame) -> int:
+    """How many tasks sort and write a DataFrame, by its size as far as Spark knows it."""
+    most = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+    plan = getattr(df, "_jdf", None)
+    if plan is None:  # Spark Connect does not tell
+        return most
+    size = int(plan.queryExecution().optimizedPlan().stats().sizeInBytes())
+    return max(1, min(most, max(2 * df.sparkSession.sparkContext.defaultParallelism, size // TASK_BYTES)))
+
+
+def _ranges(df: DataFrame, order: Column, partitions: int | None) -> DataFrame:
+    """Sorted partitions, one range of a column each."""
+    ranges = df.repartitionByRange(partitions, order) if partitions else df.repartitionByRange(order)
+    return ranges.sortWithinPartitions(order)
 
 
 def _by_frequency(df: DataFrame, spec: BuildSpec, frequency: str, partitions: int | None) -> DataFrame:
@@ -104,7 +127,7 @@ def _write_dense(df: DataFrame, spec: BuildSpec, summaries: Sequence[dict[str, A
         return []
     files = df.sparkSession.createDataFrame([(json.dumps(summary),) for summary in summaries], "summary string")
     entries = files.repartition(len(summaries)).mapInArrow(ReadEntries(spec), _struct(DENSE_SCHEMA))
-    return _write(_ranges(entries, [F.col("key")], None), dense_spec(spec))
+    return _write(_ranges(entries, F.col("key"), None), dense_spec(spec))
 
 
 def _struct(schema: pa.Schema) -> Any:
