@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test check format bench lock clean
+.PHONY: help setup java demo test faults check format bench lock clean
 
 BIN   := .venv/bin
 READY := .venv/.ready
@@ -30,8 +30,11 @@ java:
 demo: setup ## stream sales through a join with a million products, next to Spark's own join
 	@$(SPARK) $(BIN)/millstream demo $(ARGS)
 
-test: check java ## check, then all tests
-	@$(SPARK) $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+test: check java ## check, then all tests but the slow ones
+	@$(SPARK) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+
+faults: setup ## everything that is killed, cut, damaged or filled up, the slow ones too
+	@$(SPARK) $(BIN)/python -m pytest -n 2 --dist loadgroup tests/faults tests/spark/test_flow.py tests/spark/test_flow_killed.py $(ARGS)
 
 check: $(READY) ## formatter, linter, type checker and import layers
 	@$(BIN)/ruff format --check .

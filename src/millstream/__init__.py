@@ -10,37 +10,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import errors, joins, master, spark, workloads
+    from . import errors, flow, joins, master, source, spark, staging, tuning, warehouse, workloads
     from .errors import MillstreamError
     from .master import Master
     from .spark.build import build_master
+    from .spark.flow import Flow
     from .spark.join import join
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Flow",
     "Master",
     "MillstreamError",
     "__version__",
     "build_master",
     "errors",
+    "flow",
     "join",
     "joins",
     "master",
+    "source",
     "spark",
+    "staging",
+    "tuning",
+    "warehouse",
     "workloads",
 ]
 
 # name -> module that defines it; a module that bears the name itself is the value
 _HOMES = {
+    "Flow": "millstream.spark.flow",
     "Master": "millstream.master",
     "MillstreamError": "millstream.errors",
     "build_master": "millstream.spark.build",
     "errors": "millstream.errors",
+    "flow": "millstream.flow",
     "join": "millstream.spark.join",
     "joins": "millstream.joins",
     "master": "millstream.master",
+    "source": "millstream.source",
     "spark": "millstream.spark",
+    "staging": "millstream.staging",
+    "tuning": "millstream.tuning",
+    "warehouse": "millstream.warehouse",
     "workloads": "millstream.workloads",
 }
 

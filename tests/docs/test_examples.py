@@ -16,7 +16,12 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md")), DOCS / "master-format.md"]
+PAGES = [
+    DOCS / "tutorial.md",
+    *sorted((DOCS / "how-to").glob("*.md")),
+    DOCS / "master-format.md",
+    DOCS / "flow-reference.md",
+]
 BLOCK = re.compile(
     r"(<!-- not run -->\n)?^```python\n(.*?)^```\n(?:\n?^```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL
 )

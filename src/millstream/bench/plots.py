@@ -11,7 +11,10 @@ from .operators import MAIN, Results, operator_names
 from .profile import KINDS
 
 if TYPE_CHECKING:
+    from ..tuning import BufferCurve
+    from .source import Overhead
     from .static_join import Compared
+    from .tuning import Results as TuningResults
 
 _OURS, _THEIRS = "#1b6ca8", "#c8553d"
 _EXPONENTS = {"uniform": 0.0, "Zipf 0.5": 0.5, "Zipf 1": 1.0, "Zipf 1.5": 1.5}
@@ -98,4 +101,71 @@ def where_the_time_goes(results: Results, file: Path) -> Path:
         left = [start + share for start, share in zip(left, shares, strict=True)]
     axes.set(xlabel="% of the time, Zipf 1, 10 % of R", xlim=(0, 100))
     axes.legend(frameon=False, fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return _save(figure, file)
+
+
+def cost_models(results: TuningResults, file: Path) -> Path:
+    """Predicted and measured rate over the disk buffer, a panel for each algorithm."""
+    names = list(dict.fromkeys(one.algorithm for one in results.over_buffers))
+    figure, panels = _pyplot().subplots(1, len(names), figsize=(2.9 * len(names), 3.2), sharex=True, squeeze=False)
+    for axes, name in zip(panels[0], names, strict=True):
+        points = sorted(results.of(name), key=lambda one: one.disk_buffer)
+        sizes = [one.disk_buffer / 1e6 for one in points]
+        axes.plot(sizes, [one.predicted / 1e3 for one in points], "-", color=_THEIRS, label="predicted")
+        axes.plot(sizes, [one.measured / 1e3 for one in points], "o", color=_OURS, label="measured", markersize=4)
+        axes.set(xscale="log", title=name, xlabel="disk buffer, MB")
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True, which="major", alpha=0.3)
+    panels[0][0].set_ylabel("1000 tuples per second")
+    panels[0][0].legend(frameon=False, fontsize=8)
+    return _save(figure, file)
+
+
+def default_buffer(results: TuningResults, file: Path) -> Path:
+    """Measured rate at the default and at the optimum disk buffer over the memory."""
+    figure, axes = _pyplot().subplots(figsize=(5.4, 3.6))
+    memory = [default.memory / 1e6 for default, _ in results.defaults]
+    axes.plot(memory, [best.measured / 1e3 for _, best in results.defaults], "o-", color=_OURS, label="optimum")
+    rates = [default.measured / 1e3 for default, _ in results.defaults]
+    axes.plot(memory, rates, "s--", color=_THEIRS, label="default", markersize=4)
+    axes.set(xscale="log", xlabel="memory, MB", ylabel="1000 tuples per second, meshjoin")
+    axes.set_xticks(memory, [f"{one:g}" for one in memory])
+    axes.xaxis.set_minor_locator(_pyplot().NullLocator())
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend(frameon=False)
+    return _save(figure, file)
+
+
+def buffer_curves(curves: Sequence[BufferCurve], file: Path) -> Path:
+    """Predicted rate over the size of the disk buffer, with default and optimum marked."""
+    figure, axes = _pyplot().subplots(figsize=(7.2, 4.6))
+    for curve in curves:
+        (line,) = axes.plot([b / 1e6 for b in curve.buffers], curve.rates, label=curve.algorithm)
+        axes.plot(curve.optimum[0] / 1e6, curve.optimum[1], "o", color=line.get_color(), markersize=7)
+        axes.plot(curve.default[0] / 1e6, curve.default[1], "|", color=line.get_color(), markersize=16, mew=2)
+    axes.plot([], [], "o", color="grey", label="optimum")
+    axes.plot([], [], "|", color="grey", markersize=12, mew=2, label="default")
+    axes.set(xscale="log", xlabel="disk buffer, MB", ylabel="predicted tuples per second")
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    return _save(figure, file)
+
+
+def source_overhead(results: Sequence[Overhead], file: Path) -> Path:
+    """Throughput of the application, plain and by size of the blocks, as in Fig. 12 of paper 004."""
+    figure, axes = _pyplot().subplots(figsize=(7.2, 4.2))
+    names = ["plain", *(one.name.replace(", ", "\n") for one in results)]
+    # each block size is shown against the plain slices of its own run
+    rates = [100.0, *(100 * one.rate / one.plain_rate for one in results)]
+    bars = axes.bar(names, rates, color=[_THEIRS, *[_OURS] * len(results)], width=0.6)
+    axes.bar_label(bars, [f"{rate:.1f}" for rate in rates], padding=2, fontsize=8)
+    axes.set(
+        xlabel="records in a block",
+        ylabel="orders per second, % of plain",
+        title="Throughput of the legacy application while its orders are captured",
+        ylim=(0, 115),
+    )
+    axes.grid(visible=True, axis="y", alpha=0.3)
     return _save(figure, file)

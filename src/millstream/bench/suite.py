@@ -15,7 +15,7 @@ from pyspark.sql.types import DoubleType, StructField, StructType
 
 from ..spark.build import build_master
 from ..workloads import Workload
-from . import adapter, building, memory, operators, plots, report, static_join
+from . import adapter, building, memory, operators, plots, report, scan, source, staging, static_join, tuning, warehouse
 from .data import Data, opened
 from .report import Section
 
@@ -122,7 +122,8 @@ def _spark(suite: Suite) -> tuple[Section, Plots]:
             suite.rows,
             batches=4 if suite.quick else 6,
             batch_rows=200_000 if suite.quick else 1_000_000,
-            rounds=2 if suite.quick else 3,
+            rounds=2,
+            warm_up=1 if suite.quick else 2,
         )
     compared = []
     for rows in suite.sizes:
@@ -133,7 +134,7 @@ def _spark(suite: Suite) -> tuple[Section, Plots]:
         title="On Spark",
         about="Structured Streaming on a local Spark with two task slots, rows thrown away at the end (`noop`). Times "
         "are those that Spark reports as `addBatch`: planning and running a micro-batch, without the checkpoint.",
-        checks=[adapter.check(rates), *static_join.checks(compared)],
+        checks=[*adapter.checks(rates), *static_join.checks(compared)],
         tables=[adapter.table(rates), static_join.table(compared)],
         raw={"identity": adapter.raw(rates), "static_join": static_join.raw(compared)},
         command=suite.command,
@@ -155,9 +156,56 @@ def _memory(suite: Suite) -> tuple[Section, Plots]:
     return memory.section(results, rows=rows, command=suite.command), {}
 
 
+def _staging(suite: Suite) -> tuple[Section, Plots]:
+    effort = staging.QUICK if suite.quick else staging.Effort()
+    results = []
+    for case in staging.CASES:
+        suite.data.say(f"staging: {case}")
+        results.append(staging.measure(case, suite.data.folder, effort))
+    return staging.section(results, command=suite.command, full=not suite.quick), {}
+
+
+def _source(suite: Suite) -> tuple[Section, Plots]:
+    with suite.counting("blocks at the source") as counted:
+        results = source.run(slices=8 if suite.quick else 40, orders=3_000, progress=counted)
+    return source.section(results, command=suite.command), {
+        "source-overhead": lambda file: plots.source_overhead(results, file)
+    }
+
+
+def _warehouse(suite: Suite) -> tuple[Section, Plots]:
+    todo = warehouse.cases(warehouse.databases(), quick=suite.quick)
+    results = warehouse.run(todo, suite.data.folder, suite.data.say)
+    return warehouse.section(results, command=suite.command, full=not suite.quick), {}
+
+
+def _tuning(suite: Suite) -> tuple[Section, Plots]:
+    rows = QUICK_ROWS if suite.quick else tuning.ROWS
+    results = tuning.run(suite.data, rows=rows, quick=suite.quick)
+    section = tuning.section(results, rows=rows, command=suite.command, full=not suite.quick)
+    return section, {
+        "cost-models": lambda file: plots.cost_models(results, file),
+        "default-buffer": lambda file: plots.default_buffer(results, file),
+    }
+
+
+def _scan(suite: Suite) -> tuple[Section, Plots]:
+    effort = scan.QUICK if suite.quick else scan.Effort()
+    rows = scan.QUICK_ROWS if suite.quick else scan.ROWS
+    results = scan.run_operators(suite.data, rows, effort)
+    with suite.spark() as spark:
+        compared = scan.run_spark(spark, suite.data, suite.rows, effort)
+    return scan.section(results, compared, rows=rows, command=suite.command, full=not suite.quick), {}
+
+
 _BENCHMARKS: dict[str, Callable[[Suite], tuple[Section, Plots]]] = {
     "operators": _operators,
     "spark": _spark,
     "build": _build,
     "memory": _memory,
+    "scan": _scan,
+    "tuning": _tuning,
+    "source": _source,
+    "staging": _staging,
+    "warehouse": _warehouse,
 }

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from millstream import __version__
 from millstream.errors import MillstreamError
 
-from . import bench, demo, master
+from . import bench, capture, demo, master, plan, reconcile, run, serve, stage, tune
 from .parser import Parser
 
-COMMANDS = (demo, master, bench)
+COMMANDS = (demo, run, plan, reconcile, master, tune, bench, stage, serve, capture)
 
 
 def build_parser() -> Parser:

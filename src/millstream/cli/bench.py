@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .parser import Commands
 
-NAMES = ("operators", "spark", "build", "memory")
+NAMES = ("operators", "spark", "build", "memory", "scan", "tuning", "staging", "source", "warehouse")
 
 
 def register(commands: Commands) -> None:
@@ -27,7 +27,7 @@ def register(commands: Commands) -> None:
     parser = add_command(
         commands,
         "bench",
-        summary="measure the joins, Spark with and without them, the build of a master, and memory",
+        summary="measure the joins, Spark with and without them, the build of a master, memory, and staging",
         about="Prints tables with a verdict for each target; all comparisons are within one run. The full size needs "
         "about 40 GB of disk\nand an hour on two quiet cores; --quick takes some minutes and judges what it can.",
         example="millstream bench operators --quick",

@@ -50,7 +50,7 @@ class Operator(ABC):
         self,
         master: Master,
         *,
-        on: On,
+        on: On | None,
         how: str = "inner",
         memory: int | str = "256MB",
         columns: Sequence[str] | None = None,
@@ -61,7 +61,7 @@ class Operator(ABC):
         self.how = how
         self.columns = columns
         self.stream_keys = stream_keys(on, master)
-        self.brought = master_columns(master, columns) if how in ("inner", "left") else []
+        self.brought = master_columns(master, columns, on=on) if how in ("inner", "left") else []
         budget = parse_bytes(memory)
         least = self.least_memory(master, self.brought)
         if budget < least:
@@ -81,19 +81,28 @@ class Operator(ABC):
         self.ledger.book("output", self.output_bytes)
         self.ledger.book("work", self.slice_rows * WORK_BYTES)
         self.pages = PageTable(Layout.of(master.stored_schema))
-        self.key_node = self.pages.layout.column(master.cluster_column)
-        self.reader = master.reader()
-        self.locator: Locator = make_locator(master, self.ledger, self.spare)
+        self._open(master)
         self.plan: JoinPlan | None = None
         self.filter: KeyFilter | None = None
         self._absent = 0
         self._row_bytes = 256.0
 
+    def _open(self, master: Master) -> None:
+        """Get ready to find segments by key."""
+        self.key_node = self.pages.layout.column(master.cluster_column)
+        self.reader = master.reader()
+        self.locator: Locator = make_locator(master, self.ledger, self.spare)
+
     @classmethod
     def least_memory(cls, master: Master, brought: Sequence[str]) -> int:
         """The smallest budget that works."""
         fixed = master.index_bytes + cls._least_output(master) + LEAST_SLICE * WORK_BYTES
-        return fixed + Locator.least_memory(master) + cls._least_own(master, brought)
+        return fixed + cls._least_index(master) + cls._least_own(master, brought)
+
+    @classmethod
+    def _least_index(cls, master: Master) -> int:
+        """What finding segments by key needs at least."""
+        return Locator.least_memory(master)
 
     @classmethod
     @abstractmethod
@@ -121,13 +130,9 @@ class Operator(ABC):
         try:
             for start in range(0, batch.num_rows, self.slice_rows):
                 size = min(self.slice_rows, batch.num_rows - start)
-                codes, valid = plan.codec.codes([column.slice(start, size) for column in keys])
+                codes, valid = plan.codes([column.slice(start, size) for column in keys], size)
                 refs = np.arange(start, start + size, dtype=np.int64) + (page << 32)
-                if not valid.all():
-                    self.stats.null_keys += int(size - valid.sum())
-                    yield from self._unmatched(refs[~valid])
-                    refs, codes = refs[valid], codes[valid]
-                yield from self._arrive(refs, np.ascontiguousarray(codes))
+                yield from self._take(refs, np.ascontiguousarray(codes), valid)
                 self._note_memory()
         finally:
             self.stream.release(page)
@@ -137,6 +142,14 @@ class Operator(ABC):
         if self.plan is not None:
             yield from self._drain()
             self._note_memory()
+
+    def _take(self, refs: np.ndarray, keys: np.ndarray, valid: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """Take stream rows; those that are not `valid` have a NULL in their key and match nothing."""
+        if not valid.all():
+            self.stats.null_keys += int(len(refs) - valid.sum())
+            yield from self._unmatched(refs[~valid])
+            refs, keys = refs[valid], keys[valid]
+        yield from self._arrive(refs, keys)
 
     @abstractmethod
     def _arrive(self, refs: np.ndarray, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
@@ -163,7 +176,7 @@ class Operator(ABC):
         if self.plan is None:
             self.plan = JoinPlan.of(schema, self.master, on=self.on, how=self.how, columns=self.columns)
             self.stream = PageTable(Layout.of(self.plan.inner))
-            self.comparison = KeyComparison(self.plan, self.master) if self.master.codec.hashed else None
+            self.comparison = KeyComparison(self.plan, self.master) if self.plan.hashed else None
             self._start()
         elif schema.names != self.plan.stream.names or schema.types != self.plan.stream.types:
             raise InputError(f"the stream changed its schema from {_line(self.plan.stream)} to {_line(schema)}")

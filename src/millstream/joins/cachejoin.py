@@ -19,10 +19,11 @@ import numpy as np
 
 from ..master import Master
 from .base import Remaining
-from .cache import MasterCache, entry_bytes
+from .cache import PAGE_OVERHEAD, MasterCache, entry_bytes
 from .hybridjoin import HybridJoin
 
 LEAST_CACHE = 24 * 1024
+SMALL_PAGES = 16 * PAGE_OVERHEAD  # pages below this size are moved together when they are too many
 
 
 class CacheJoin(HybridJoin):
@@ -72,8 +73,14 @@ class CacheJoin(HybridJoin):
         good = waiting >= self.frequent
         if good.any():
             self._switch(keys[good], first[good], counts[good], waiting[good])
+            self._tidy()
         self.stats.cached_rows = self.cache.cached_rows
         self.stats.evicted_rows = self.cache.evicted
+
+    def _tidy(self) -> None:
+        """An iteration switches few rows, each time to a page of their own: move them together now and then."""
+        if len(self.cache.order) > 32 and 6 * PAGE_OVERHEAD * len(self.cache.order) > self.cache.bytes:
+            self.cache.repack(small=SMALL_PAGES)
 
     def _switch(self, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:
         """Move keys to H_R; when it is full its coldest rows go first."""

@@ -65,12 +65,18 @@ class HybridJoin(Operator):
 
     def _start(self) -> None:
         self._make_memory()
-        share = self.ledger.free if self.waiting_share >= 0.9 else int(self.ledger.free * self.waiting_share)
-        per_row = StreamTable.bytes_for(1 << 16) / (1 << 16) + SLACK * _stream_row_bytes(self.stream.layout.schema)
+        capacity = self.waiting_capacity(self.ledger.free, stream_row_bytes(self.stream.layout.schema))
+        self.waiting = WaitingRows(self.stream, self.ledger, capacity=capacity)
+
+    @classmethod
+    def waiting_capacity(cls, free: int, row_bytes: float) -> int:
+        """How many rows of a size H_S is made for, when the other parts leave so many bytes free."""
+        share = free if cls.waiting_share >= 0.9 else int(free * cls.waiting_share)
+        per_row = StreamTable.bytes_for(1 << 16) / (1 << 16) + SLACK * row_bytes
         capacity = max(LEAST_WAITING, int((share - LEAST_WAITING_BYTES) / per_row))
         while capacity > LEAST_WAITING and StreamTable.bytes_for(capacity) + LEAST_WAITING_BYTES > share:
             capacity = int(capacity * 0.95)
-        self.waiting = WaitingRows(self.stream, self.ledger, capacity=capacity)
+        return capacity
 
     def _make_memory(self) -> None:
         """Set up what is probed before H_S; the plain algorithm has none."""
@@ -170,7 +176,7 @@ class HybridJoin(Operator):
     def _partition(self, segment: int) -> np.ndarray:
         """The segments around one that fit into the disk buffer, the same ones for all of them."""
         index = self.reader.index
-        per_partition = max(1, self.disk_buffer // max(1, self.master.manifest.segment_bytes + 1024))
+        per_partition = partition_segments(self.master, self.disk_buffer)
         low = segment - segment % per_partition
         high = min(low + per_partition, len(index))
         wanted = np.arange(low, high, dtype=np.int64)
@@ -210,7 +216,12 @@ class HybridJoin(Operator):
             yield from self._iterate()
 
 
-def _stream_row_bytes(schema: pa.Schema) -> float:
+def partition_segments(master: Master, disk_buffer: int) -> int:
+    """How many segments a partition has that fits into a disk buffer."""
+    return max(1, disk_buffer // max(1, master.manifest.segment_bytes + 1024))
+
+
+def stream_row_bytes(schema: pa.Schema) -> float:
     """About how many bytes a waiting row takes, before any is seen."""
     total = 0.0
     for entry in schema:

@@ -51,6 +51,7 @@ class Moij(CacheJoin):
         if good.any():
             limit = self.cache.bytes + self.ledger.free
             self.cache.admit(keys[good], first[good], counts[good], waiting[good], limit)
+            self._tidy()
         if self.stats.iterations % EVICTION == 0:
             self._evict()
         self.stats.cached_rows = self.cache.cached_rows

@@ -13,11 +13,12 @@ from ..errors import ColumnClash, InputError, UnknownColumn
 from ..kernels.keys import KeyCodec, check_comparable, coerce, keep_equal
 from ..kernels.layout import Layout, Node, plain
 from ..kernels.pages import PageTable, aligned
-from ..master import Master
+from ..master import Master, ParquetScan
 
 How = Literal["inner", "left", "left_semi", "left_anti"]
 HOWS: tuple[str, ...] = get_args(How)
 On = str | Sequence[str] | Mapping[str, str]
+Relation = Master | ParquetScan
 
 
 def check_how(how: str) -> None:
@@ -25,8 +26,10 @@ def check_how(how: str) -> None:
         raise InputError(f"unknown how {how!r}; choose one of {', '.join(HOWS)}")
 
 
-def stream_keys(on: On, master: Master) -> list[str]:
-    """The stream column for each key column of the master, in the master's order."""
+def stream_keys(on: On | None, master: Relation) -> list[str]:
+    """The stream column for each key column of the master, in the master's order; none without `on`."""
+    if on is None:
+        return []
     if isinstance(on, str):
         pairs = {on: on}
     elif isinstance(on, Mapping):
@@ -41,6 +44,8 @@ def stream_keys(on: On, master: Master) -> list[str]:
             raise UnknownColumn(
                 f"master column {right!r} in on= is not there; the master has {', '.join(master.schema.names)}"
             )
+    if not master.key:
+        raise InputError(f"{master.path} was scanned without a key; give one: Master.scan(..., key={list(by_master)})")
     if set(by_master) != set(master.key) or len(by_master) != len(pairs):
         raise InputError(
             f"on= must name the key of the master, which is {', '.join(master.key)}; "
@@ -49,10 +54,10 @@ def stream_keys(on: On, master: Master) -> list[str]:
     return [by_master[name] for name in master.key]
 
 
-def master_columns(master: Master, columns: Sequence[str] | None) -> list[str]:
-    """The master columns to bring: those named, by default all but the key."""
+def master_columns(master: Relation, columns: Sequence[str] | None, *, on: On | None = "") -> list[str]:
+    """The master columns to bring: those named, by default all but the key (and the key too if it is not joined on)."""
     if columns is None:
-        return [name for name in master.schema.names if name not in master.key]
+        return [name for name in master.schema.names if on is None or name not in master.key]
     if isinstance(columns, str):
         raise InputError(f"columns must be a list of names, not the text {columns!r}")
     for name in columns:
@@ -78,7 +83,9 @@ class JoinPlan:
     output: pa.Schema
 
     @classmethod
-    def of(cls, stream: pa.Schema, master: Master, *, on: On, how: str, columns: Sequence[str] | None) -> JoinPlan:
+    def of(
+        cls, stream: pa.Schema, master: Relation, *, on: On | None, how: str, columns: Sequence[str] | None
+    ) -> JoinPlan:
         check_how(how)
         twice = sorted({name for name in stream.names if stream.names.count(name) > 1})
         if twice:
@@ -89,9 +96,9 @@ class JoinPlan:
                 raise UnknownColumn(
                     f"stream column {name!r} in on= is not there; the stream has {', '.join(stream.names)}"
                 )
-        for left, right in zip(keys, master.key, strict=True):
+        for left, right in zip(keys, master.key if keys else [], strict=True):
             check_comparable(pa.field(left, plain(stream.field(left).type)), master.schema.field(right))
-        names = master_columns(master, columns)
+        names = master_columns(master, columns, on=on)
         fields = [pa.field(entry.name, plain(entry.type), entry.nullable) for entry in stream]
         brought: list[int] = []
         output = list(fields)
@@ -107,7 +114,7 @@ class JoinPlan:
                 output.append(entry.with_nullable(True) if how == "left" else entry)
                 brought.append(master.stored_schema.get_field_index(name))
         at = []
-        for name, type_ in zip(keys, master.codec.types, strict=True):
+        for name, type_ in zip(keys, master.codec.types if keys else [], strict=True):
             position = stream.names.index(name)
             if fields[position].type != type_ and (master.codec.hashed or fields[position].type not in _INTEGER_TYPES):
                 at.append(len(fields))
@@ -115,6 +122,17 @@ class JoinPlan:
             else:
                 at.append(position)
         return cls(how, stream, pa.schema(fields), tuple(at), master.codec, tuple(brought), pa.schema(output))  # type: ignore[arg-type]
+
+    @property
+    def hashed(self) -> bool:
+        """Whether rows are found by a hash of their key, so that the key itself must be compared."""
+        return bool(self.key_columns) and self.codec.hashed
+
+    def codes(self, columns: list[pa.Array], rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Clustering key of each row, and which rows have no NULL in it; without a key all rows are alike."""
+        if not self.key_columns:
+            return np.zeros(rows, dtype=np.int64), np.ones(rows, dtype=np.bool_)
+        return self.codec.codes(columns)
 
     def normalise(self, batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
         """A batch of the stream as a batch of `inner` whose arrays start at row 0."""
@@ -133,7 +151,7 @@ _INTEGER_TYPES = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 class KeyComparison:
     """Compares the real key columns of stream and master rows whose hashes agree."""
 
-    def __init__(self, plan: JoinPlan, master: Master) -> None:
+    def __init__(self, plan: JoinPlan, master: Relation) -> None:
         inner, stored = Layout.of(plan.inner), Layout.of(master.stored_schema)
         self.pairs: list[tuple[Node, Node]] = [
             (inner.columns[position], stored.column(name))

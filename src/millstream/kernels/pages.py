@@ -83,6 +83,12 @@ class PageTable:
             _write_addresses(self.layout.columns[i], column, row, self.layout.columns[i].first)
         return page
 
+    def fill(self, page: int, batch: pa.RecordBatch, columns: Sequence[int]) -> None:
+        """Put columns of a record batch into a reserved page; the caller keeps the batch alive."""
+        row = self.addresses[page]
+        for i, column in zip(columns, batch.columns, strict=True):
+            _write_addresses(self.layout.columns[i], column, row, self.layout.columns[i].first)
+
     def release(self, page: int) -> None:
         self.owners[page] = None
         self.free.append(page)

@@ -3,5 +3,6 @@
 from .build import Build, build_local
 from .master import Master
 from .parts import BuildSpec, write_part
+from .scan import ParquetScan
 
-__all__ = ["Build", "BuildSpec", "Master", "build_local", "write_part"]
+__all__ = ["Build", "BuildSpec", "Master", "ParquetScan", "build_local", "write_part"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from .files import Store
 from .manifest import Layout, Manifest, Part, Statistics
 from .parts import DENSE_SCHEMA, stored_schema
 from .reader import BYTES_PER_SEGMENT, DiskBuffer, KeyFilter, SegmentIndex, SegmentReader, load_filter, load_index
+from .scan import ParquetScan
 
 
 class Master:
@@ -32,6 +33,17 @@ class Master:
         """Open the newest or a given version. `direct` keeps reads of local files out of the page cache."""
         store = Store(path)
         return cls(store, manifests.load(store, version), direct=direct)
+
+    @staticmethod
+    def scan(
+        path: str | Path | Sequence[str | Path], *, key: str | Sequence[str] = (), columns: Sequence[str] | None = None
+    ) -> ParquetScan:
+        """Plain Parquet - a folder, a file or some files - as the relation R of scan joins; nothing is prepared.
+
+        `key` names the columns of an equality; leave it out for a join by a condition alone. `columns` limits what
+        there is to bring. The files are those that are there now.
+        """
+        return ParquetScan.open(path, key=key, columns=columns)
 
     @staticmethod
     def latest_version(path: str | Path) -> int:

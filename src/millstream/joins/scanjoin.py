@@ -1,0 +1,437 @@
+"""What the joins share that scan R instead of looking keys up: the window of the stream against the pages of R.
+
+    stream --> packet --> window: H and queue --oldest packet--> leaves after one turn of R
+                             ^ joined with
+               R: [ page ][ page ][ page ] ... [ page ] and again from the first
+
+Each iteration takes in w stream rows and joins the window with the next b pages. A row stays until the clock, which
+counts pages, has gone once round R since it came: it has then met every page exactly once, whatever w and b did in the
+meantime. Rows that match nothing are known when they leave.
+
+Legend: w = `w`; b = `b`, as many pages as fit into `disk_buffer` bytes; N_R = `scan.pages`; H = `window.table`; Q =
+`window.packets`; currPage = `scan.position`; startPage of a packet = the page at its `began`.
+
+`process` never drains: rows stay until later rows push the scan on. `flush` completes the turn of all rows held. A join
+that is `drained`, flushed after every batch, reads only when memory is full or at `flush`, so a batch that fits into
+memory takes one turn of R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import InputError
+from ..kernels.layout import Layout
+from ..kernels.window_table import WindowTable
+from ..master import Master, ParquetScan
+from ..master.cycle import Cycle, Piece, SegmentCycle
+from ..master.parquet_cycle import ParquetCycle, decoded_row_bytes
+from ..master.reader import SegmentReader, load_index
+from ..units import parse_bytes
+from .base import PAGE_SLACK, Operator
+from .conditions import Condition, as_condition
+from .theta import SORTED_BYTES, Matcher, gathered
+from .window import PAGE_OVERHEAD, HeldResults, Packet, Window
+
+DISK_BUFFER = 1 << 20
+PARQUET_BUFFER = 16 << 20
+LEAST_ROWS = 64
+LEAST_BYTES = 32 * 1024
+FOREVER = 1 << 62
+
+
+class ScanJoin(Operator):
+    """Invariants: 1. every row of the window has met the pages from its packet's beginning up to the clock, each once;
+    2. a row is resolved when its packet ends; 3. pages of R are read in their order, round and round.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ("disk_buffer", "window", "ordered", "condition", "drained")
+
+    def __init__(
+        self,
+        master: Master | ParquetScan,
+        *,
+        on: Any,
+        disk_buffer: int | str | None = None,
+        window: int | None = None,
+        ordered: bool = False,
+        condition: Condition | Callable[..., Any] | None = None,
+        drained: bool = False,
+        **arguments: Any,
+    ) -> None:
+        self.relation = master
+        self.condition = as_condition(condition) if condition is not None else None
+        if on is None and self.condition is None:
+            raise InputError("give on=, the key, or condition=, or both")
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+            raise InputError(f"window must be a number of stream rows, at least 1, not {window!r}")
+        self.ordered = ordered
+        self.drained = drained
+        self._window = window
+        self._size = parse_bytes(disk_buffer, what="disk_buffer") if disk_buffer is not None else None
+        self.clock = 0
+        self._reserve = 0  # bytes that rows do not take
+        self._restricted: tuple[int, int] | None = None
+        self.marker: str | None = None
+        super().__init__(cast(Master, master), on=on, **arguments)
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _least_index(cls, master: Master) -> int:
+        return 0
+
+    @classmethod
+    def _least_own(cls, master: Master | ParquetScan, brought: Sequence[str]) -> int:
+        window = WindowTable.bytes_for(LEAST_ROWS) + LEAST_BYTES
+        return window + cls._buffer_bytes(master, brought, cls.least_buffer(master, brought))
+
+    @staticmethod
+    def least_buffer(master: Master | ParquetScan, brought: Sequence[str]) -> int:
+        """The smallest disk buffer that works, in bytes."""
+        if isinstance(master, ParquetScan):
+            return ParquetCycle.least_buffer(master, [*master.key, *brought])
+        return Operator.least_disk_buffer(master)
+
+    @staticmethod
+    def _buffer_bytes(master: Master | ParquetScan, brought: Sequence[str], size: int) -> int:
+        """Memory of the disk buffers, if each holds `size` bytes."""
+        if isinstance(master, ParquetScan):
+            return ParquetCycle.bytes_for(master, list(dict.fromkeys([*master.key, *brought])), size)
+        return SegmentCycle.bytes_for(size, Layout.of(master.stored_schema))
+
+    def _open(self, master: Master) -> None:
+        """The disk buffers wait for the columns that a condition needs."""
+
+    def _start(self) -> None:
+        plan, master = self.plan, self.relation
+        assert plan is not None
+        keyless = self.on is None
+        self.residual = self.condition
+        mine: list[str] = []
+        theirs: list[str] = []
+        self.matcher: Matcher | None = None
+        if self.condition is not None:
+            schema = self.stream.layout.schema
+            own = pa.schema([schema.field(name) for name in plan.stream.names])
+            mine, theirs = self.condition.columns(own, master.schema)
+            if keyless:
+                self.matcher = Matcher(self.condition, own, master.schema)
+                self.residual = self.matcher.rest
+        self.condition_columns = mine, theirs
+        needed = list(dict.fromkeys([*self.brought, *theirs]))
+        least = self.least_buffer(master, needed)
+        self.disk_buffer = max(least, self._size if self._size is not None else self._default_buffer(least))
+        self.scan = self._cycle(needed, keyless=keyless)
+        self.ledger.book("disk buffer", self._buffer_bytes(master, needed, self.disk_buffer))
+        self._extra = 0
+        self.held: HeldResults | None = None
+        if self.ordered:
+            self.held = HeldResults(self.pages, list(plan.brought), self.ledger)
+        self._make_memory()
+        self.window = Window(self.stream, self.ledger, capacity=self._capacity())
+        self._plan_iterations()
+
+    def _make_memory(self) -> None:
+        """Set up what is kept beside the window; the plain algorithm has nothing."""
+
+    def _default_buffer(self, least: int) -> int:
+        if isinstance(self.relation, ParquetScan):
+            return max(least, min(PARQUET_BUFFER, self.spare // 6))
+        return least + min(DISK_BUFFER, self.spare // 16)
+
+    def _cycle(self, needed: Sequence[str], *, keyless: bool) -> Cycle:
+        master = self.relation
+        if isinstance(master, ParquetScan):
+            key = [] if keyless else master.key
+            return ParquetCycle(master, self.pages, key=key, rest=needed, size=self.disk_buffer)
+        if not keyless:
+            return SegmentCycle(master.reader(), self.pages, key=master.cluster_column, size=self.disk_buffer)
+        parts = (*master.manifest.parts, *master.manifest.null_parts)  # rows without a key may fulfil the condition
+        reader = SegmentReader(master.store, parts, load_index(master.store, parts), direct=master.direct)
+        self.disk_buffer = max(self.disk_buffer, int(reader.index.length.max(initial=0)) + 2 * PAGE_SLACK)
+        return SegmentCycle(reader, self.pages, key=None, size=self.disk_buffer)
+
+    def _capacity(self) -> int:
+        """Rows that the window is made for."""
+        row = _row_bytes(self.stream.layout.schema) + WindowTable.bytes_for(1 << 16) / (1 << 16)
+        if self.matcher is not None and self.matcher.driver is not None:
+            row += SORTED_BYTES
+        if self.held is not None:
+            row += 2 * (16 + self._result_bytes())
+        capacity = max(LEAST_ROWS, int((self.ledger.free - LEAST_BYTES) / row))
+        while capacity > LEAST_ROWS and WindowTable.bytes_for(capacity) + LEAST_BYTES > self.ledger.free:
+            capacity = int(capacity * 0.95)
+        if self.matcher is not None and self.matcher.driver is not None:
+            self.ledger.book("condition", min(self.ledger.free // 2, capacity * SORTED_BYTES))
+        if self._window is not None and not self.drained:
+            capacity = max(1, min(capacity, self._window * self._iterations(self._pages_of(self.disk_buffer))))
+        return capacity
+
+    def _result_bytes(self) -> float:
+        """About how many bytes of R the results of a stream row have."""
+        if isinstance(self.relation, ParquetScan):
+            return decoded_row_bytes(self.relation, self.brought)
+        statistics = self.relation.statistics
+        share = len(self.brought) / max(1, len(self.relation.stored_schema))
+        return statistics.average_row_bytes * share * max(1.0, statistics.rows_per_key)
+
+    def _pages_of(self, size: int) -> int:
+        """b: how many pages of R a buffer of that size holds."""
+        statistics = self.relation.statistics
+        if isinstance(self.relation, ParquetScan):
+            names = [*self.relation.key, *self.brought]
+            page = self.relation.rows / max(1, self.scan.total) * decoded_row_bytes(self.relation, names)
+        else:
+            page = statistics.bytes / max(1, statistics.segments) + 64
+        return max(1, min(max(1, self.scan.pages), int(size / max(1.0, page))))
+
+    def _iterations(self, b: int) -> int:
+        """k: iterations of a turn."""
+        return max(1, -(-self.scan.pages // b))
+
+    def _plan_iterations(self) -> None:
+        """Fix w and b: the window holds the rows of as many iterations as a turn has.
+
+        In a small memory an iteration is longer than a read, so that what a packet takes beside its rows stays small.
+        """
+        packets = max(1, self.ledger.budget // (16 * PAGE_OVERHEAD))
+        self.b = max(self._pages_of(self.disk_buffer), -(-self.scan.pages // packets) if self._window is None else 1)
+        self.w = self._window or max(1, self.window.table.capacity // self._iterations(self.b))
+
+    def restrict(self, share: int, shares: int) -> None:
+        """Join with one of so many shares of R alone; nothing may be held."""
+        if self.plan is None:
+            self._restricted = share, shares
+            return
+        assert not len(self.window)
+        self.scan.restrict(share, shares)
+        self._plan_iterations()
+
+    def _bind(self, schema: pa.Schema) -> Any:
+        fresh = self.plan is None
+        try:
+            plan = super()._bind(schema)
+        except BaseException:
+            if fresh:
+                self.plan = None  # nothing was taken: a flush has nothing to do
+            raise
+        if fresh and self._restricted is not None:
+            self.restrict(*self._restricted)
+        return plan
+
+    # -- arrival -----------------------------------------------------------------------------------------------
+
+    def _take(self, refs: np.ndarray, keys: np.ndarray, valid: np.ndarray) -> Iterator[pa.RecordBatch]:
+        if not self.ordered:
+            yield from super()._take(refs, keys, valid)
+            return
+        self.stats.null_keys += int(len(refs) - valid.sum())
+        yield from self._enter(refs, keys, valid)
+
+    def _arrive(self, refs: np.ndarray, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
+        if self.on is not None and self.relation.statistics.filter_bytes:
+            refs, keys = yield from self._without_absent(refs, keys)
+        yield from self._enter(refs, keys, np.ones(len(refs), dtype=np.bool_))
+
+    def _enter(self, refs: np.ndarray, keys: np.ndarray, hashed: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """Take rows into the window, w for each iteration."""
+        window = self.window
+        while len(refs):
+            there = window.packets[-1].rows if window.packets and window.packets[-1].began == self.clock else 0
+            limit = FOREVER if self.drained else self.w - there
+            taken = window.add(
+                refs, keys, hashed, clock=self.clock, turn=self.scan.pages, limit=limit, reserve=self._reserve
+            )
+            refs, keys, hashed = refs[taken:], keys[taken:], hashed[taken:]
+            if taken == limit or (len(refs) and window.packets and not self._grown()):
+                yield from self._iterate(FOREVER)
+            elif len(refs) and not window.packets and not self._give_up_memory():
+                self.ledger.add("stream table", window.least(refs))  # says how much would be needed
+
+    def _give_up_memory(self) -> bool:
+        """Free what is kept beside the window, if there is anything."""
+        return False
+
+    def _make_room(self, size: int) -> bool:
+        return self.ledger.free - size >= max(LEAST_BYTES, self.ledger.budget // 8)
+
+    def _grown(self) -> bool:
+        """Give the table more room, if rows turn out to be so small that it is full while memory is not."""
+        table = self.window.table
+        fixed = self.ordered or self.matcher is not None or self._window is not None
+        if fixed or table.room or self.ledger.free < self.ledger.budget // 5:
+            return False
+        row = self.window.bytes / max(1, len(self.window)) + WindowTable.bytes_for(1 << 16) / (1 << 16)
+        more = int(0.5 * self.ledger.free / row)
+        grown = more > table.capacity // 8 and self.window.resize(table.capacity + more)
+        if grown:
+            self._plan_iterations()
+        return grown
+
+    def _drain(self) -> Iterator[pa.RecordBatch]:
+        while self.window.packets:
+            yield from self._iterate(self.window.packets[-1].ends - self.clock)
+
+    # -- an iteration ------------------------------------------------------------------------------------------
+
+    def _iterate(self, needed: int) -> Iterator[pa.RecordBatch]:
+        """Join the next b pages with the window; `needed` pages will be read from here on, at least."""
+        self.stats.iterations += 1
+        yield from self._pages(self.b, needed)
+
+    def _pages(self, b: int, needed: int) -> Iterator[pa.RecordBatch]:
+        """Join b pages with the window; packets that have met all of R leave in between."""
+        yield from self._expire()
+        packets, done = self.window.packets, 0
+        while done < b and packets:
+            piece = self.scan.next(min(b - done, packets[0].ends - self.clock), needed - done)
+            self._book_pieces()
+            yield from self._join(piece)
+            self.clock += piece.pages
+            done += piece.pages
+            yield from self._expire()
+        self.stats.disk_reads = self.scan.reads
+        self.stats.bytes_read = self.scan.bytes_read
+        self.stats.segments_read = self.scan.pages_read
+
+    def _book_pieces(self) -> None:
+        """Row groups that decode to more than was planned for take their bytes from the window's."""
+        if isinstance(self.scan, ParquetCycle):
+            extra = max(0, 2 * (self.scan.largest - self.disk_buffer))
+            if extra > self._extra:
+                self.ledger.add("disk buffer", extra - self._extra)
+                self._extra = extra
+
+    def _join(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """Output the pairs of the window and a piece of R."""
+        if self.matcher is not None:
+            piece.complete()
+            right = piece.refs(np.arange(piece.rows, dtype=np.int64))
+            for numbers, at in self.matcher.pairs(self.window, self.pages, right, self._step):
+                yield from self._matches(numbers % self.window.table.capacity, right[at])
+            return
+        at = np.array([0, -2], dtype=np.int64)
+        slots, rows = (np.empty(self._step, dtype=np.int64) for _ in range(2))
+        while True:
+            found = self.window.table.match(piece.codes, at, slots, rows)
+            if found:
+                piece.complete()
+                self._book_pieces()
+                self._found(piece, slots[:found], rows[:found])
+                yield from self._matches(slots[:found], piece.refs(rows[:found]))
+            if at[0] == len(piece.codes):
+                return
+
+    @property
+    def _step(self) -> int:
+        """Pairs that are looked at together."""
+        return max(1, self.slice_rows // 2)
+
+    def _found(self, piece: Piece, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Pairs with equal clustering keys, while their rows are in memory: for those who keep some."""
+
+    def _matches(self, slots: np.ndarray, right: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """Check candidate pairs, note which stream rows have matched, and give the results or hold them back."""
+        left = self.window.table.ref[slots]
+        keep = self._checked(left, right)
+        if keep is not None:
+            slots, left, right = slots[keep], left[keep], right[keep]
+        self.window.table.matched[slots] = True
+        if self.how in ("inner", "left") and len(left):
+            if self.held is not None:
+                self.held.attach(self.window.numbers(slots), right)
+            else:
+                yield from self._output(left, right)
+
+    def _checked(self, left: np.ndarray, right: np.ndarray) -> np.ndarray | None:
+        """Which candidate pairs are results; None if all are."""
+        keep = self.comparison.equal(self.stream, self.pages, left, right) if self.comparison is not None else None
+        if self.residual is None:
+            return keep
+        if keep is None:
+            keep = np.ones(len(left), dtype=np.bool_)
+        at = np.flatnonzero(keep)
+        if len(at):
+            mine, theirs = self.condition_columns
+            keep[at] = self.residual.holds(
+                gathered(self.stream, left[at], mine), gathered(self.pages, right[at], theirs)
+            )
+        return keep
+
+    # -- leaving -----------------------------------------------------------------------------------------------
+
+    def _expire(self) -> Iterator[pa.RecordBatch]:
+        """Resolve and drop the packets that have met all of R."""
+        while self.window.packets and self.window.packets[0].ends <= self.clock:
+            packet = self.window.packets[0]
+            for first in range(packet.first, packet.stop, self.slice_rows):
+                yield from self._leave(packet, first, min(packet.stop, first + self.slice_rows))
+            self.window.drop()
+            if self.held is not None:
+                self.held.release(packet.stop)
+
+    def _leave(self, packet: Packet, first: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """Results of rows that leave, as far as they were not given yet."""
+        table = self.window.table
+        slots = table.slots(first, stop)
+        matched, refs = table.matched[slots], table.ref[slots]
+        known = int(matched.sum())
+        self.stats.matched += known
+        self._absent += len(slots) - known
+        if self.held is not None and self.how in ("inner", "left"):
+            self.stats.unmatched += len(slots) - known
+            yield from self._in_order(first, stop, refs, matched)
+        elif self.how == "left_semi":
+            self.stats.unmatched += len(slots) - known
+            yield from self._output(refs[matched], None)
+        else:
+            yield from self._unmatched(refs[~matched])
+
+    def _in_order(self, first: int, stop: int, refs: np.ndarray, matched: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """The results of rows in the order of the stream, those that match nothing among them."""
+        assert self.held is not None
+        numbers, right = self.held.of(stop)
+        here = numbers >= first
+        numbers, right = numbers[here], right[here]
+        if self.how == "left":
+            alone = np.flatnonzero(~matched) + first
+            numbers = np.concatenate([numbers, alone])
+            right = np.concatenate([right, np.full(len(alone), -1, dtype=np.int64)])
+        order = np.argsort(numbers, kind="stable")
+        yield from self._output(refs[numbers[order] - first], right[order])
+
+    def _output(self, left: np.ndarray, right: np.ndarray | None) -> Iterator[pa.RecordBatch]:
+        """Results; with a `marker` there is one column more that says whether a row matched."""
+        if self.marker is None or right is None:
+            yield from super()._output(left, right)
+            return
+        for matched in (True, False):
+            some = right >= 0 if matched else right < 0
+            for batch in super()._output(left[some], right[some]):
+                yield batch.append_column(self.marker, pa.repeat(pa.scalar(matched), batch.num_rows))
+
+    # -- end ---------------------------------------------------------------------------------------------------
+
+    def _note_memory(self) -> None:
+        self.stats.memory_used = self.ledger.used
+        self.stats.memory_peak = self.ledger.peak
+
+    def close(self) -> None:
+        if self.plan is not None:
+            self.scan.close()
+
+
+def _row_bytes(schema: pa.Schema) -> float:
+    """About how many bytes a row of the window takes, before any is seen."""
+    total = 2.0
+    for entry in schema:
+        try:
+            total += entry.type.bit_width / 8 + 0.125
+        except ValueError:
+            total += 24
+    return total

@@ -1,0 +1,188 @@
+"""The hash table H of a sliding window: stream tuples found by key, that leave in the order in which they came.
+
+Tuples lie in a ring, so a tuple's slot is its number modulo the capacity. The tuples of a bucket hang in a list from
+the oldest to the youngest; whoever is the oldest of all is the first of its bucket, so it leaves without a search.
+
+    ring   | . . 7 8 9 10 11 . . |        buckets --> 7 --> 10          (first, last)
+                 ^ oldest     ^ next                   8
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+from .hashing import mix
+from .segments import key_at
+
+TUPLE_BYTES = 8 + 8 + 4 + 1  # key, reference, next of the bucket, whether it has matched
+BUCKET_BYTES = 8  # first and last
+
+_OLDEST, _NEXT = range(2)
+
+
+class WindowTable:
+    """At most `capacity` tuples.
+
+    Invariants: 1. the tuples there are those numbered `oldest <= number < next`, `next - oldest <= capacity`; 2. a
+    tuple that was added with a key is in the list of its bucket, once, and that list is in the order of numbers.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._first = np.full(_buckets(capacity), -1, dtype=np.int32)
+        self._last = np.empty(len(self._first), dtype=np.int32)
+        self._key = np.empty(capacity, dtype=np.int64)
+        self._following = np.empty(capacity, dtype=np.int32)
+        self.ref = np.empty(capacity, dtype=np.int64)
+        self.matched = np.zeros(capacity, dtype=np.bool_)
+        self._state = np.zeros(2, dtype=np.int64)
+
+    @staticmethod
+    def bytes_for(capacity: int) -> int:
+        """Memory that a table of this capacity takes."""
+        return capacity * TUPLE_BYTES + BUCKET_BYTES * _buckets(capacity) + 1024
+
+    @property
+    def tuples(self) -> int:
+        return int(self._state[_NEXT] - self._state[_OLDEST])
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.tuples
+
+    @property
+    def next(self) -> int:
+        """The number that the next tuple gets."""
+        return int(self._state[_NEXT])
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest tuple."""
+        return int(self._state[_OLDEST])
+
+    def slots(self, first: int, stop: int) -> np.ndarray:
+        """Where the tuples of some numbers lie."""
+        return np.arange(first, stop, dtype=np.int64) % max(1, self.capacity)
+
+    def insert(self, keys: np.ndarray, refs: np.ndarray, hashed: np.ndarray) -> None:
+        """Append tuples, the youngest last; those that are not `hashed` are never found by key."""
+        assert len(keys) <= self.room
+        _insert(
+            keys, refs, hashed, self._first, self._last, self._key, self._following, self.ref, self.matched, self._state
+        )
+
+    def match(self, keys: np.ndarray, at: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> int:
+        """Pairs of tuples and keys that are equal, as many as `slots` and `rows` hold; how many.
+
+        `at` says where to go on, and holds (0, -2) at first: position in `keys`, and the tuple to look at next.
+        """
+        return int(_match(keys, at, slots, rows, self._first, self._key, self._following))
+
+    def keys(self, first: int, stop: int) -> np.ndarray:
+        """The keys of the tuples of some numbers."""
+        return self._key[self.slots(first, stop)]
+
+    def expire(self, stop: int) -> None:
+        """Let the tuples with numbers below `stop` go."""
+        _expire(stop, self._first, self._key, self._following, self._state)
+
+    def resized(self, capacity: int) -> WindowTable:
+        """A table of another capacity with the same tuples and numbers."""
+        assert capacity >= self.tuples
+        other = WindowTable(capacity)
+        slots = self.slots(self.oldest, self.next)
+        other._state[:] = self._state[_OLDEST]
+        hashed = np.zeros(len(slots), dtype=np.bool_)
+        _mark_hashed(hashed, self._first, self._following, self.oldest, self.capacity)
+        other.insert(self._key[slots], self.ref[slots], hashed)
+        other.matched[other.slots(self.oldest, self.next)] = self.matched[slots]
+        return other
+
+
+def _buckets(capacity: int) -> int:
+    return 1 << max(4, int(capacity).bit_length())
+
+
+@njit(inline="always")
+def _bucket(key, first):
+    return np.int64(mix(uint64(key)) & uint64(first.shape[0] - 1))
+
+
+@njit(cache=True, nogil=True)
+def _insert(new_keys, new_refs, hashed, first, last, key, following, ref, matched, state):
+    capacity = key.shape[0]
+    for i in range(new_keys.shape[0]):
+        slot = np.int32(state[_NEXT] % capacity)
+        state[_NEXT] += 1
+        key[slot] = new_keys[i]
+        ref[slot] = new_refs[i]
+        matched[slot] = False
+        following[slot] = -1
+        if hashed[i]:
+            bucket = _bucket(new_keys[i], first)
+            if first[bucket] < 0:
+                first[bucket] = slot
+            else:
+                following[last[bucket]] = slot
+            last[bucket] = slot
+
+
+@njit(cache=True, nogil=True)
+def _match(wanted, at, slots, rows, first, key, following):
+    limit = slots.shape[0]
+    found = 0
+    i = at[0]
+    slot = at[1]
+    n = wanted.shape[0]
+    while i < n:
+        k = wanted[i]
+        if slot == -2:
+            slot = np.int64(first[_bucket(k, first)])
+        while slot >= 0:
+            if key[slot] == k:
+                if found == limit:
+                    at[0] = i
+                    at[1] = slot
+                    return found
+                slots[found] = slot
+                rows[found] = i
+                found += 1
+            slot = np.int64(following[slot])
+        slot = -2
+        i += 1
+    at[0] = n
+    at[1] = -2
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _expire(stop, first, key, following, state):
+    capacity = key.shape[0]
+    while state[_OLDEST] < stop:
+        slot = np.int32(state[_OLDEST] % capacity)
+        bucket = _bucket(key[slot], first)
+        if first[bucket] == slot:
+            first[bucket] = following[slot]
+        state[_OLDEST] += 1
+
+
+@njit(cache=True, nogil=True)
+def _mark_hashed(hashed, first, following, oldest, capacity):
+    base = oldest % capacity if capacity else 0
+    for bucket in range(first.shape[0]):
+        slot = first[bucket]
+        while slot >= 0:
+            hashed[(slot - base) % capacity] = True
+            slot = following[slot]
+
+
+@njit(cache=True, nogil=True)
+def page_codes(table, buffer, width, counts, codes):
+    """The clustering keys of all rows of the first pages of a table, one after the other."""
+    k = 0
+    for page in range(counts.shape[0]):
+        address = table[page, buffer]
+        for row in range(counts[page]):
+            codes[k] = key_at(address, width, row)
+            k += 1

@@ -1,0 +1,90 @@
+"""`calibrate`: measures the cost factors of a master on this machine and keeps them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..errors import InputError
+from ..joins.plan import master_columns
+from ..master import Master
+from .factors import Factors, identity, machine, place, save
+from .reads import random_reads
+from .runs import Runs
+from .sample_stream import STREAM_ROW_BYTES, SampleStream
+from .scan_runs import index_nested_loop, mesh_joins, sweeps
+
+LEAST_SECONDS = 4.0
+
+Progress = Callable[[int, int, str], None]
+
+
+def calibrate(
+    master: Master,
+    *,
+    columns: Sequence[str] | None = None,
+    row_bytes: int = STREAM_ROW_BYTES,
+    seconds: float = 25.0,
+    file: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Factors:
+    """Measure the cost factors of a master on this machine, in about `seconds`, and store them.
+
+    The operators run for a moment each on a stream of keys from the master, with tuples of `row_bytes` bytes, bringing
+    `columns` (all but the key). Factors go to `file`, by default one in the user's cache (`~/.cache/millstream`) where
+    `load` finds them. A master opened with `direct=True` is measured, and planned for, without the page cache.
+    `progress(done, total, what)` is called before each part.
+    """
+    if not master.statistics.segments:
+        raise InputError(f"{master.path} has no rows with a key: there is nothing to measure")
+    if row_bytes < 1:
+        raise InputError(f"row_bytes must be positive, not {row_bytes}")
+    if not seconds >= LEAST_SECONDS:
+        raise InputError(f"seconds must be at least {LEAST_SECONDS:g}, not {seconds}: less would measure nothing")
+    brought = master_columns(master, columns) if columns is not None else None
+    steps = _Steps(progress)
+    steps.say("reading keys")
+    stream = SampleStream(master, row_bytes)
+    steps.say("reading partitions of all sizes")
+    alone = random_reads(master, 0.08 * seconds)
+    runs = Runs(master, stream, columns=brought, say=steps.say)
+    runs.hybrid_joins(0.5 * seconds)
+    scan = mesh_joins(runs, 0.2 * seconds)
+    index_nested_loop(runs, 0.03 * seconds)
+    sweeps(runs, 0.1 * seconds)
+    factors = Factors(
+        master=identity(master),
+        machine=machine(),
+        io=runs.reads(alone),
+        scan=scan,
+        steps=runs.steps(),
+        fill=runs.fill,
+        row_bytes=row_bytes,
+        columns=None if brought is None else tuple(brought),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        path=f"version {master.version} of {master.path}",
+        direct=master.direct,
+    )
+    steps.done()
+    save(factors, file if file is not None else place(master))
+    return factors
+
+
+class _Steps:
+    """Counts the parts of a calibration for whoever watches."""
+
+    TOTAL = 34
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.count = 0
+
+    def say(self, what: str) -> None:
+        if self.progress is not None:
+            self.progress(min(self.count, self.TOTAL - 1), self.TOTAL, what)
+        self.count += 1
+
+    def done(self) -> None:
+        if self.progress is not None:
+            self.progress(self.TOTAL, self.TOTAL, "")

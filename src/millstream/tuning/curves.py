@@ -1,0 +1,89 @@
+"""Measured costs as functions: seconds over a size, and steps with a fixed part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds over a size, measured at some sizes: on straight lines between them in logarithms.
+
+    Beyond the largest size the seconds grow in proportion if `grows`, otherwise they stay, as below the smallest.
+    """
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    grows: bool = False
+
+    def __call__(self, size: float) -> float:
+        largest = self.sizes[-1]
+        if self.grows and size > largest:
+            return self.seconds[-1] * size / largest
+        logs = np.log(np.maximum(self.seconds, 1e-12))
+        return float(np.exp(np.interp(np.log(max(size, 1e-9)), np.log(self.sizes), logs)))
+
+    @classmethod
+    def of(cls, points: dict[float, float], *, grows: bool = False) -> Curve:
+        sizes = sorted(points)
+        return cls(tuple(map(float, sizes)), tuple(max(1e-12, float(points[size])) for size in sizes), grows)
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Curve:
+        return cls(tuple(body["sizes"]), tuple(body["seconds"]), bool(body["grows"]))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of an algorithm: `fixed` seconds each time, and `each(size)` for a tuple, by the size of its structure."""
+
+    fixed: float
+    each: Curve
+
+    def __call__(self, tuples: float, size: float) -> float:
+        return self.fixed + tuples * self.each(size)
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Step:
+        return cls(float(body["fixed"]), Curve.from_json(body["each"]))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one run shows of a step: calls, tuples and seconds, and the size of the structure that it worked on."""
+
+    size: float
+    calls: int
+    tuples: float
+    seconds: float
+
+
+def fit(samples: Sequence[Sample]) -> Step:
+    """The step that comes closest to all samples, relative to each: one fixed part, a cost of a tuple for each size."""
+    samples = [one for one in samples if one.calls and one.seconds > 0]
+    if not samples:
+        return Step(0.0, Curve((1.0,), (1e-12,)))
+    sizes = sorted({one.size for one in samples})
+    matrix = np.zeros((len(samples), 1 + len(sizes)))
+    for row, one in enumerate(samples):
+        mean = one.seconds / one.calls
+        matrix[row, 0] = 1 / mean
+        matrix[row, 1 + sizes.index(one.size)] = one.tuples / one.calls / mean
+    found = _not_negative(matrix, np.ones(len(samples)))
+    return Step(float(found[0]), Curve.of(dict(zip(sizes, found[1:].tolist(), strict=True))))
+
+
+def _not_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Least squares without negative results: what would be negative is zero."""
+    free = np.ones(matrix.shape[1], dtype=np.bool_)
+    while True:
+        found = np.zeros(matrix.shape[1])
+        scale = np.maximum(np.abs(matrix[:, free]).max(axis=0), 1e-300)
+        found[free] = np.linalg.lstsq(matrix[:, free] / scale, target, rcond=None)[0] / scale
+        if (found >= 0).all():
+            return found
+        free &= found >= 0

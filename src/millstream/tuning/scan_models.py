@@ -1,0 +1,253 @@
+"""The cost models of the scan joins, of INLJ and of `auto`.
+
+Legend: b = bytes of a read, k = N_R / b = reads of a turn of R, w = tuples taken in for each, h = w k = tuples of the
+window. Reading goes on while the last read is joined, so an iteration takes the longer of both.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from ..joins.ameshjoin import AdaptiveMeshJoin
+from ..joins.auto import LEAST_WAITING as AUTO_WAITING
+from ..joins.auto import STRETCH, STRETCH_BYTES, WAVE, AutoJoin
+from ..joins.base import LEAST_SLICE, Operator
+from ..joins.cache import entry_bytes
+from ..joins.inlj import SLOT_OVERHEAD, IndexNestedLoopJoin
+from ..joins.meshjoin import MeshJoin
+from ..joins.policy import SHARES
+from ..joins.rmeshjoin import PARTITIONS, ReducedMeshJoin
+from ..joins.scanjoin import LEAST_BYTES, LEAST_ROWS
+from ..joins.ssbj import CACHE_SHARE, SemiStreamBalancedJoin
+from ..joins.sweep import KEY_BYTES, RANGES, SORT_BYTES
+from ..joins.window import PAGE_OVERHEAD
+from ..kernels.cache_table import CacheTable
+from ..kernels.layout import Layout
+from ..kernels.window_table import BUCKET_BYTES, TUPLE_BYTES, WindowTable
+from ..master.cycle import SegmentCycle
+from .models import Iteration, Model, fewer
+from .popularity import Floats, recently_used
+from .setting import PAGE, Split, buffer_bytes
+
+
+class MeshModel(Model):
+    """MESHJOIN: 002, equations 1 to 3."""
+
+    operator: ClassVar[type[Operator]] = MeshJoin
+
+    def iteration(self, memory: int, disk_buffer: int) -> Iteration:
+        split = self._split(memory, disk_buffer)
+        return self._turning(split, disk_buffer, hits=0.0)
+
+    def _split(self, memory: int, disk_buffer: int) -> Split:
+        split = Split.of(self.operator, self.setting, memory)
+        layout = Layout.of(self.setting.master.stored_schema)
+        split.book("disk buffer", SegmentCycle.bytes_for(max(disk_buffer, self.least_buffer), layout))
+        return split
+
+    def _pages(self, memory: int, disk_buffer: int) -> tuple[int, float]:
+        """b: pages of R in an iteration; and in a read, of which an iteration may need several."""
+        pages = max(1, self.setting.master.statistics.segments)
+        read = max(1.0, min(pages, max(disk_buffer, self.least_buffer) / (self.setting.segment_bytes + 64)))
+        return max(int(read), -(-pages // max(1, memory // (16 * PAGE_OVERHEAD)))), read
+
+    def _window(self, free: int) -> int:
+        """Tuples that the window is made for."""
+        row = self.setting.stream_bytes + WindowTable.bytes_for(1 << 16) / (1 << 16)
+        capacity = max(LEAST_ROWS, int((free - LEAST_BYTES) / row))
+        while capacity > LEAST_ROWS and WindowTable.bytes_for(capacity) + LEAST_BYTES > free:
+            capacity = int(capacity * 0.95)
+        return capacity
+
+    def _turning(self, split: Split, disk_buffer: int, *, hits: float) -> Iteration:
+        """An iteration when `hits` of the arrivals are served by memory and do not come into the window."""
+        setting, steps = self.setting, self.setting.factors.steps
+        statistics = setting.master.statistics
+        b, read = self._pages(split.memory, disk_buffer)
+        reads = b / read
+        pieces = reads + (2 if statistics.segments > b else 0)  # a read, a packet's end and the iteration's cut it
+        turns = max(1, -(-statistics.segments // b))
+        capacity = self._window(split.free)
+        window = self._rows(capacity, turns)
+        tuples = window / turns / max(1e-9, 1 - hits)
+        waited = tuples * (1 - hits)
+        keys = b * statistics.rows / max(1, statistics.segments)
+        matches = waited * max(1.0, statistics.rows_per_key)
+        appended = max(1.0, min(waited, (1 - hits) * split.slice_rows))
+        output = pieces * steps["mesh output"](matches / pieces, capacity)
+        if not setting.brings:
+            output *= 0.5
+        seconds = {
+            "c_loop, fixed": pieces * steps["mesh loop"].fixed,
+            "c_H": pieces * steps["mesh probe"](keys / pieces, capacity),
+            "c_O": output,
+            "c_E": steps["mesh expire"](waited, capacity),
+            "c_A": waited / appended * steps["mesh append"](appended, capacity),
+            "c_S": tuples / split.slice_rows * steps["mesh read"](split.slice_rows, 1.0),
+        }
+        # the next read goes on meanwhile: what is left of it is waited for
+        handing_over = reads * steps["mesh handing over"].fixed
+        seconds["c_I/O"] = handing_over + max(
+            0.0, reads * setting.factors.scan(read * setting.segment_bytes) - sum(seconds.values())
+        )
+        split.book("stream table", split.free)
+        return Iteration(
+            tuples=tuples,
+            hits=hits,
+            seconds=seconds,
+            memory=split.components,
+            parameters={"disk_buffer": max(disk_buffer, self.least_buffer)},
+            turn=window / max(1e-9, 1 - hits),
+        )
+
+    def _rows(self, capacity: int, turns: int) -> float:
+        """Tuples of the window when it is full: w for each iteration of a turn."""
+        return float(max(1, capacity // turns) * turns)
+
+    def largest_buffer(self, memory: int) -> int:
+        return max(self.least_buffer, min((memory - self.least_memory) // 5, self.setting.master.statistics.bytes // 2))
+
+
+class AdaptiveMeshModel(MeshModel):
+    """AMESHJOIN at full speed: MESHJOIN in the nine tenths of the memory that its tuner plans with."""
+
+    operator: ClassVar[type[Operator]] = AdaptiveMeshJoin
+
+    def _rows(self, capacity: int, turns: int) -> float:
+        return 0.9 * capacity * turns / (turns + 1)
+
+
+class ReducedMeshModel(MeshModel):
+    """R-MESHJOIN: rows come in 32 times in a turn, however large the reads are."""
+
+    operator: ClassVar[type[Operator]] = ReducedMeshJoin
+
+    def _pages(self, memory: int, disk_buffer: int) -> tuple[int, float]:
+        _, read = super()._pages(memory, disk_buffer)
+        packets = min(PARTITIONS, max(1, memory // (16 * PAGE_OVERHEAD)))
+        return max(1, -(-self.setting.master.statistics.segments // packets)), read
+
+
+class BalancedModel(MeshModel):
+    """SSBJ: MESHJOIN for the keys whose rows of R would take more memory than the tuples in the window."""
+
+    operator: ClassVar[type[Operator]] = SemiStreamBalancedJoin
+
+    def iteration(self, memory: int, disk_buffer: int) -> Iteration:
+        setting = self.setting
+        split = self._split(memory, disk_buffer)
+        entry = entry_bytes(0.0, 1.0)
+        places = int(split.free * CACHE_SHARE / (setting.kept_bytes + entry))
+        places = max(16, min(places, setting.master.statistics.rows + 16))
+        split.book("master cache", CacheTable.bytes_for(places))
+        waiting = setting.stream_bytes + TUPLE_BYTES + 1.5 * BUCKET_BYTES
+        per_key = max(1.0, setting.master.statistics.rows_per_key)
+        least = math.floor((per_key * setting.kept_bytes + entry) / waiting) + 1
+        cached: Floats = np.zeros(len(setting.popularity.share))
+        hits, pages = 0.0, 0
+        for _ in range(8):
+            rows = self._window(max(0, split.free - pages))
+            turn = rows / max(1e-9, 1 - hits)
+            cached = 1 - fewer(setting.popularity.share * turn, least)
+            hits = 0.5 * hits + 0.5 * setting.popularity.served_by(cached)
+            keys = min(float(places), float((cached * setting.popularity.number).sum()))
+            pages = int(min(0.5 * split.free, 1.1 * keys * per_key * setting.kept_bytes))
+        split.book("master cache", pages)
+        found = self._turning(split, disk_buffer, hits=hits)
+        steps = setting.factors.steps
+        slices = found.tuples / split.slice_rows
+        found.seconds["c_N"] = slices * steps["test"](split.slice_rows, places)
+        found.seconds["c_O of hits"] = hits * found.tuples * steps["hit"].each(places) + slices * steps["hit"].fixed
+        found.seconds["c_I"] = steps["ssbj switch"].fixed
+        return found
+
+
+class NestedLoopModel(Model):
+    """INLJ: a segment for each row that does not find it in the pool."""
+
+    operator: ClassVar[type[Operator]] = IndexNestedLoopJoin
+    has_buffer: ClassVar[bool] = False
+
+    def iteration(self, memory: int, disk_buffer: int) -> Iteration:
+        setting = self.setting
+        statistics = setting.master.statistics
+        split = Split.of(self.operator, setting, memory)
+        split.book("pool directory", 4 * statistics.segments)
+        slot = -(-(statistics.max_segment_bytes + 2 * PAGE) // PAGE) * PAGE
+        keep = statistics.filter_bytes + (statistics.filter_bytes >> 4) if 4 * statistics.filter_bytes < memory else 0
+        slots = min(statistics.segments, max(1, (split.free - keep) // (slot + SLOT_OVERHEAD)))
+        split.book("buffer pool", min(split.free, slots * (slot + SLOT_OVERHEAD) + PAGE))
+        by_frequency = setting.master.layout == "frequency"
+        segments = setting.popularity.partitions(statistics.segments, by_frequency=by_frequency)
+        pooled = recently_used(segments.number, segments.share, slots)
+        hits = float((segments.share * segments.number * pooled).sum())
+        rows = float(split.slice_rows)
+        steps = setting.factors.steps
+        seconds = {
+            "c_I/O": rows * (1 - hits) * steps["inlj read"](1, 1),
+            "c_H + c_O": rows * steps["inlj row"](1, 1),
+        }
+        return Iteration(rows, hits, seconds, split.components)
+
+
+class SweepModel(Model):
+    """`auto`: a cache, and passes over ranges of R for what is not in it; the split is the one that it finds itself."""
+
+    operator: ClassVar[type[Operator]] = AutoJoin
+    has_buffer: ClassVar[bool] = False
+
+    def iteration(self, memory: int, disk_buffer: int) -> Iteration:
+        setting = self.setting
+        statistics = setting.master.statistics
+        split = Split.of(self.operator, setting, memory)
+        spare = memory - self.least_memory
+        wave = self.least_buffer + min(WAVE, spare // 12)
+        buffers = 2 if 2 * (wave + PAGE) < split.free // 3 else 1
+        split.book("disk buffer", buffers * buffer_bytes(wave))
+        share = split.free - spare // 12
+        split.book("stretch", (LEAST_SLICE + min(STRETCH, spare // (32 * STRETCH_BYTES))) * STRETCH_BYTES)
+        table = CacheTable.bytes_for(statistics.distinct_keys + 16)
+        whole = 1.05 * statistics.rows * setting.kept_bytes + table + (2 << 20)
+        if whole <= 0.85 * share:
+            split.book("master cache", int(whole))
+            split.book("stream table", split.free)
+            return self._made(split, 1.0, 0.0, 0.0, 0.0)
+        found = [self._shared(split, waiting, wave) for waiting in SHARES]
+        return max(found, key=lambda one: one.rate)
+
+    def _shared(self, split: Split, waiting: float, wave: int) -> Iteration:
+        """The steady state when waiting rows have that share of the memory."""
+        setting = self.setting
+        statistics = setting.master.statistics
+        split = Split(split.memory, dict(split.components), split.slice_rows)
+        free = split.free
+        per_key = entry_bytes(setting.kept_bytes, max(1.0, statistics.rows_per_key))
+        keys = min(float(statistics.distinct_keys), (1 - waiting - 1 / 12) * free / per_key)
+        popularity = setting.popularity
+        cached = recently_used(popularity.number, popularity.share, max(0.0, keys), times=2)
+        hits = popularity.served_by(cached)
+        row = setting.stream_bytes + KEY_BYTES + SORT_BYTES / RANGES
+        rows = max(1.0, 2 * RANGES / (RANGES + 1) * max(AUTO_WAITING, waiting * free) / row)
+        segments = popularity.partitions(
+            statistics.segments, 1 - cached, by_frequency=setting.master.layout == "frequency"
+        )
+        missed = max(1e-9, 1 - hits)
+        touched = float((segments.number * -np.expm1(-rows * segments.share / missed)).sum())
+        split.book("master cache", int((1 - waiting) * free))
+        split.book("stream table", split.free)
+        waves = max(1.0, touched * setting.segment_bytes / wave)
+        return self._made(split, hits, rows, touched, waves)
+
+    def _made(self, split: Split, hits: float, rows: float, touched: float, waves: float) -> Iteration:
+        """A round of the sweep in which `rows` rows that waited are resolved."""
+        steps = self.setting.factors.steps
+        tuples = rows / max(1e-9, 1 - hits) if rows else float(split.slice_rows)
+        seconds = {
+            "c_S + c_N + c_O": tuples / split.slice_rows * steps["auto row"](split.slice_rows, 1),
+            "c_A + c_H + c_O": waves * steps["auto miss"].fixed + rows * steps["auto miss"].each(1),
+            "c_I/O": waves * steps["auto read"].fixed + touched * steps["auto read"].each(1),
+        }
+        return Iteration(tuples, hits, seconds, split.components)
