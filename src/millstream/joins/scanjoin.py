@@ -37,7 +37,7 @@ from .conditions import Condition, as_condition
 from .theta import SORTED_BYTES, Matcher, gathered
 from .window import PAGE_OVERHEAD, HeldResults, Packet, Window
 
-DISK_BUFFER = 1 << 20
+DISK_BUFFER = 8 << 20  # larger reads make few and large steps; more hardly helps
 PARQUET_BUFFER = 16 << 20
 LEAST_ROWS = 64
 LEAST_BYTES = 32 * 1024

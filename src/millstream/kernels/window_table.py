@@ -13,12 +13,14 @@ import numpy as np
 from numba import njit, uint64
 
 from .hashing import mix
+from .memory import prefetch
 from .segments import key_at
 
 TUPLE_BYTES = 8 + 8 + 4 + 1  # key, reference, next of the bucket, whether it has matched
 BUCKET_BYTES = 8  # first and last
 
 _OLDEST, _NEXT = range(2)
+AHEAD = 32  # keys whose buckets and tuples are on their way to the processor while others are looked at
 
 
 class WindowTable:
@@ -135,22 +137,32 @@ def _match(wanted, at, slots, rows, first, key, following):
     i = at[0]
     slot = at[1]
     n = wanted.shape[0]
+    heads = np.empty(AHEAD, dtype=np.int64)
     while i < n:
-        k = wanted[i]
-        if slot == -2:
-            slot = np.int64(first[_bucket(k, first)])
-        while slot >= 0:
-            if key[slot] == k:
-                if found == limit:
-                    at[0] = i
-                    at[1] = slot
-                    return found
-                slots[found] = slot
-                rows[found] = i
-                found += 1
-            slot = np.int64(following[slot])
-        slot = -2
-        i += 1
+        size = min(AHEAD, n - i)
+        for j in range(size):
+            heads[j] = _bucket(wanted[i + j], first)
+            prefetch(first.ctypes.data + 4 * heads[j])
+        for j in range(size):
+            heads[j] = first[heads[j]]
+            prefetch(key.ctypes.data + 8 * max(0, heads[j]))
+            prefetch(following.ctypes.data + 4 * max(0, heads[j]))
+        for j in range(size):
+            k = wanted[i + j]
+            if slot == -2:
+                slot = heads[j]
+            while slot >= 0:
+                if key[slot] == k:
+                    if found == limit:
+                        at[0] = i + j
+                        at[1] = slot
+                        return found
+                    slots[found] = slot
+                    rows[found] = i + j
+                    found += 1
+                slot = np.int64(following[slot])
+            slot = -2
+        i += size
     at[0] = n
     at[1] = -2
     return found
