@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from millstream import cli, joins, tuning
@@ -379,3 +380,9 @@ def test_tune_says_what_cannot_be(calibrated: Master, tmp_path: Path, capsys: py
         with pytest.raises(SystemExit) as stop:
             cli.main(["tune", calibrated.path, *words])
         assert stop.value.code == 2
+
+
+def test_only_a_master_can_be_calibrated(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"k": [1, 2, 3]}), tmp_path / "r.parquet")
+    with pytest.raises(InputError, match=r"only a master can be calibrated.*build_master"):
+        tuning.calibrate(Master.scan(tmp_path / "r.parquet", key="k"))  # type: ignore[arg-type]
