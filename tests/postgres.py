@@ -41,8 +41,9 @@ def binaries() -> Path:
     found = _found()
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "postgresql"]):
-            subprocess.run(command, env=environment, check=False, capture_output=True, timeout=240)
+        patient = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=240"]  # tests run side by side
+        for what in (["update"], ["install", "-y", "--no-install-recommends", "postgresql"]):
+            subprocess.run([*patient, *what], env=environment, check=False, capture_output=True, timeout=280)
         found = _found()
     if found is None:
         raise RuntimeError("these tests need PostgreSQL: install the package postgresql, or put initdb on the PATH")
