@@ -9,7 +9,7 @@ SHELL := /bin/bash
 BIN   := .venv/bin
 READY := .venv/.ready
 
-# Arguments for the command behind demo, bench and test, e.g. make demo ARGS="--rows 5000000"
+# Arguments for the command behind demo, bench and test, e.g. make demo ARGS="--kill" or ARGS=join
 ARGS  ?=
 
 # Runs in front of a command that starts Spark: its JVM, and the Python of its workers.
@@ -27,7 +27,7 @@ $(READY): requirements.lock pyproject.toml scripts/setup.sh
 java:
 	@scripts/java.sh >/dev/null
 
-demo: setup ## stream sales through a join with a million products, next to Spark's own join
+demo: setup ## run a shop from the till to the warehouse, and prove that no order was lost or doubled
 	@$(SPARK) $(BIN)/millstream demo $(ARGS)
 
 test: check java ## check, then all tests but the slow ones

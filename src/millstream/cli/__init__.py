@@ -24,7 +24,8 @@ def build_parser() -> Parser:
     """The parser of the whole command line."""
     parser = Parser(
         prog="millstream",
-        description="Join a fast stream with master data that does not fit in memory, inside a budget of bytes.",
+        description="Keep a data warehouse fresh: capture, stage, join with master data that does not fit in memory, "
+        "load.",
         epilog="example:\n  millstream master build products.parquet /data/products --key product_id",
     )
     parser.add_argument("--version", action="version", version=f"millstream {__version__}")

@@ -185,7 +185,7 @@ def _hits(query: Any) -> list[str]:
 
     progress = query.lastProgress
     counters = list(join_metrics(progress).values()) if progress is not None else []
-    asked = sum(one["matched"] for one in counters)
+    asked = sum(one["rows_in"] for one in counters)
     return [f"hits {sum(one['cache_hits'] for one in counters) / asked:.0%}"] if asked else []
 
 

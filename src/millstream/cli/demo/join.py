@@ -1,20 +1,16 @@
-"""`millstream demo`: sales of a million products, joined by Millstream and by Spark itself."""
+"""`millstream demo join`: sales of a million products, joined by Millstream and by Spark itself."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.errors import InputError, MillstreamError
 from millstream.units import format_bytes
 
-from .parser import add_command, positive, size
+from ..parser import add_command, positive, size
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,20 +20,20 @@ if TYPE_CHECKING:
     from millstream.bench.streaming import Batch
     from millstream.master import Master
 
-    from .parser import Commands
+    from ..parser import Commands
 
 FILES = 2  # of a micro-batch: one for each task slot
 PATIENCE = 60.0  # seconds that Spark's own join gets; what it has not joined by then is not compared
 
 
 def register(commands: Commands) -> None:
-    """Add `demo`."""
+    """Add `demo join`."""
     parser = add_command(
         commands,
-        "demo",
+        "join",
         summary="stream skewed sales through a join with a million products, next to Spark's own join",
         about="Runs a local Spark with two task slots, in a temporary directory that is removed afterwards.",
-        example="millstream demo --rows 2_000_000 --memory 64MB",
+        example="millstream demo join --rows 2_000_000 --memory 64MB",
     )
     parser.add_argument("--rows", metavar="N", type=positive, default=1_000_000, help="products (default: 1000000)")
     parser.add_argument("--batches", metavar="N", type=positive, default=20, help="micro-batches (default: 20)")
@@ -69,14 +65,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _demo(arguments: argparse.Namespace, folder: Path) -> None:
-    from rich.console import Console
-
     from millstream.bench.streaming import watched
 
-    from .session import quiet_session
+    from ..session import quiet_session
+    from .view import open_console, step
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    with _step(console, "starting Spark"):
+    console = open_console()
+    with step(console, "starting Spark"):
         spark = quiet_session("millstream demo")
     try:
         products, sales = _make(console, spark, arguments, folder)
@@ -115,14 +110,15 @@ def _make(console: Console, spark: SparkSession, arguments: argparse.Namespace, 
     from millstream.bench.data import write_products, write_sales
     from millstream.workloads import Workload
 
-    from .progress import spark_tasks
+    from ..progress import spark_tasks
+    from .view import step
 
     rows, batches, batch_rows = arguments.rows, arguments.batches, arguments.batch_rows
     workload = Workload(keys=rows, exponent=1.0, key="string")
-    with _step(console, f"writing {rows:,} products and {batches * batch_rows:,} sales (Zipf 1) as Parquet"):
+    with step(console, f"writing {rows:,} products and {batches * batch_rows:,} sales (Zipf 1) as Parquet"):
         table = write_products(folder / "products.parquet", rows, key="string")
         sales = write_sales(folder / "sales", workload, batches=batches, batch_rows=batch_rows, files=FILES)
-    with _step(console, "building the master"), spark_tasks(spark, "building the master"):
+    with step(console, "building the master"), spark_tasks(spark, "building the master"):
         products = build_master(spark.read.parquet(str(table)), folder / "products", key="product_id")
     told = products.statistics
     console.print(
@@ -143,18 +139,6 @@ def _spark(spark: SparkSession, sales: Path, products: Path) -> DataFrame:
     from millstream.bench.streaming import file_stream
 
     return file_stream(spark, sales, files=FILES).join(spark.read.parquet(str(products)), "product_id", "left")
-
-
-@contextmanager
-def _step(console: Console, what: str) -> Iterator[None]:
-    """Say what is done and how long it took."""
-    begun = time.perf_counter()
-    if console.is_terminal:
-        with console.status(what):
-            yield
-    else:
-        yield
-    console.print(f"{what}: {time.perf_counter() - begun:.1f} s")
 
 
 # -- the two queries -----------------------------------------------------------------------------------------------
