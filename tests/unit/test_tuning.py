@@ -386,3 +386,5 @@ def test_only_a_master_can_be_calibrated(tmp_path: Path) -> None:
     pq.write_table(pa.table({"k": [1, 2, 3]}), tmp_path / "r.parquet")
     with pytest.raises(InputError, match=r"only a master can be calibrated.*build_master"):
         tuning.calibrate(Master.scan(tmp_path / "r.parquet", key="k"))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"only a master can be calibrated.*build_master"):
+        tuning.plan("meshjoin", Master.scan(tmp_path / "r.parquet", key="k"), memory="1MB")  # type: ignore[arg-type]

@@ -36,11 +36,7 @@ def calibrate(
     `load` finds them. A master opened with `direct=True` is measured, and planned for, without the page cache.
     `progress(done, total, what)` is called before each part.
     """
-    if not isinstance(master, Master):
-        raise InputError(
-            f"only a master can be calibrated, and {getattr(master, 'path', master)} is none; "
-            "build one with millstream.build_master"
-        )
+    known = identity(master)
     if not master.statistics.segments:
         raise InputError(f"{master.path} has no rows with a key: there is nothing to measure")
     if row_bytes < 1:
@@ -59,7 +55,7 @@ def calibrate(
     index_nested_loop(runs, 0.03 * seconds)
     sweeps(runs, 0.1 * seconds)
     factors = Factors(
-        master=identity(master),
+        master=known,
         machine=machine(),
         io=runs.reads(alone),
         scan=scan,

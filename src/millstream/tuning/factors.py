@@ -89,6 +89,11 @@ def machine() -> str:
 
 def identity(master: Master) -> str:
     """This version of this master, read this way: where it lies does not matter."""
+    if not isinstance(master, Master):
+        raise InputError(
+            f"only a master can be calibrated, and {getattr(master, 'path', master)} is none; "
+            "build one with millstream.build_master"
+        )
     statistics = asdict(master.statistics)
     files = [(part.file, part.bytes, part.index_checksum) for part in master.manifest.parts]
     known = json.dumps([master.version, list(master.key), statistics, files, master.direct], sort_keys=True)
