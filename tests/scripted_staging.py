@@ -95,5 +95,5 @@ class ScriptedSession:
 
     def close(self) -> None: ...
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
         self._lost = True

@@ -274,13 +274,13 @@ class _Flight:
     def over(self) -> None:
         self._over.set()
         if self.pieces or self._busy:
-            self.session._cancel()  # an orderly end would wait for a peer that may be gone
+            self.session.cancel()  # an orderly end would wait for a peer that may be gone
         self.session.close()
 
     def _watching(self) -> None:
         while not self._over.wait(min(1.0, self._timeout / 4)):
             if self._busy and time.monotonic() - self._progress > self._timeout:
-                self.session._cancel()
+                self.session.cancel()
 
 
 _EMPTY = pa.RecordBatch.from_arrays([], schema=pa.schema([]))

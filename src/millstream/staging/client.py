@@ -308,14 +308,14 @@ class Session:
         self._closed = True
         self._end_writing()
         self._listener.join(timeout=5.0)
-        self._cancel()
+        self.cancel()
 
     def _await_answer(self) -> dict[str, Any]:
         with self._changed:
             self._changed.wait_for(lambda: self._answer or self._problem, timeout=self._client.timeout)
             if self._answer is not None:
                 return self._answer
-        self._cancel()
+        self.cancel()
         raise self._problem or StagingUnavailable(
             f"staging at {self._client.url} did not answer in {self._client.timeout} s"
         )
@@ -374,7 +374,8 @@ class Session:
             finally:
                 self._sending.release()
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """Drop the connection at once, without waiting for a peer that may be gone."""
         try:
             self._reader.cancel()
         except (pa.ArrowException, OSError):
