@@ -50,7 +50,7 @@ class SegmentIndex:
         return np.searchsorted(self.first_key, keys, side="right") - 1
 
 
-BYTES_PER_SEGMENT = 8 + 2 + 8 + 4 + 4 + 8
+BYTES_PER_SEGMENT = 8 + 4 + 8 + 4 + 4 + 8
 
 
 def load_index(store: Store, parts: tuple[Part, ...]) -> SegmentIndex:
@@ -60,11 +60,13 @@ def load_index(store: Store, parts: tuple[Part, ...]) -> SegmentIndex:
 
     def column(name: str, dtype: type) -> np.ndarray:
         arrays = [table.column(name).to_numpy() for table in tables]
-        return np.ascontiguousarray(np.concatenate(arrays) if arrays else [], dtype=dtype)
+        values = np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
+        wide = dtype is np.int32 and int(values.max(initial=0)) > np.iinfo(np.int32).max  # one key of gigabytes
+        return np.ascontiguousarray(values, dtype=np.int64 if wide else dtype)
 
     return SegmentIndex(
         first_key=column("first_key", np.int64),
-        file=np.repeat(np.arange(len(parts), dtype=np.int16), counts),
+        file=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
         offset=column("offset", np.int64),
         length=column("length", np.int32),
         rows=column("rows", np.int32),
