@@ -21,9 +21,13 @@ from staging_area import SCHEMA, free_port, records
 ROWS = 20_000
 
 
-@pytest.fixture(scope="module")
-def server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", autouse=True)
+def registered(spark: SparkSession) -> None:
     register(spark)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("staging"), http_port=None) as server:
         with connect(server.url) as client:
             send(client, "orders", 0, ROWS)

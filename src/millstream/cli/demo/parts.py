@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -30,7 +31,7 @@ class Part:
 
     def start(self) -> None:
         """Start the process; its output goes to the end of the log."""
-        with open(self._log, "ab") as log:
+        with open(self._log, "ab") as log, _interrupts_later():
             self._begun = log.tell()
             self._process = subprocess.Popen(
                 self._command,
@@ -103,6 +104,22 @@ class Part:
         if code:
             self.check()
         self._process = None
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Keep Ctrl-C back meanwhile: in the middle of starting a process it would leave one that nobody knows of."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def millstream(*words: str | Path) -> list[str]:
