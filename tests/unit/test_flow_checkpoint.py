@@ -17,7 +17,7 @@ COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 
 def spark_files(folder: Path, *, offsets: int, commits: int) -> Checkpoint:
     for name, count, content in (("offsets", offsets, OFFSETS), ("commits", commits, COMMIT)):
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
         for batch in range(count):
             (folder / name / str(batch)).write_bytes(content)
     (folder / "metadata").write_text('{"id":"x"}')
@@ -86,3 +86,20 @@ def test_offsets_that_nothing_can_replace(tmp_path):
     (tmp_path / "offsets" / "2").write_bytes(OFFSETS)
     (tmp_path / "offsets" / "0").write_bytes(b"")
     assert checkpoint.repair() == ["removed offsets/0: its batch is done and later ones are there"]
+
+
+def test_the_files_of_each_activity_are_looked_at_too(tmp_path):
+    for activity in ("FILTER", "TARGET"):
+        spark_files(tmp_path / "activities" / activity, offsets=2, commits=2)
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.check_whole()
+    (tmp_path / "activities" / "FILTER" / "commits" / "1").write_bytes(b"v1")
+    (tmp_path / "activities" / "TARGET" / "commits" / "1").unlink()
+    (tmp_path / "activities" / "TARGET" / "offsets" / "1").write_bytes(b"")
+    with pytest.raises(CheckpointRefused, match=r"activities/FILTER/commits/1, activities/TARGET/offsets/1 .*--repair"):
+        checkpoint.check_whole()
+    assert checkpoint.repair() == [
+        "removed activities/FILTER/commits/1: its batch is repeated, and targets know it",
+        "removed activities/TARGET/offsets/1: no target has anything of its batch, which is planned anew",
+    ]
+    checkpoint.check_whole()
