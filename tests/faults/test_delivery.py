@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ def test_blocks_twice_late_and_in_any_order(tmp_path: Path) -> None:
     print(f"seed {seed}")
     chance = random.Random(seed)
     bounds = sorted({0, 400, *(chance.randrange(400) for _ in range(40))})
-    blocks = [(low, high - low) for low, high in zip(bounds, bounds[1:], strict=False)]
+    blocks = [(low, high - low) for low, high in pairwise(bounds)]
     refused = 0
     with Server(tmp_path, http_port=None) as server, connect(server.url, timeout=10) as client:
         due = {"till": 0, "web": 0}
