@@ -34,7 +34,8 @@ test: check java ## check, then all tests but the slow ones
 	@$(SPARK) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
 
 faults: setup ## everything that is killed, cut, damaged or filled up, the slow ones too
-	@$(SPARK) $(BIN)/python -m pytest -n 2 --dist loadgroup tests/faults tests/spark/test_flow.py tests/spark/test_flow_killed.py $(ARGS)
+	@$(SPARK) $(BIN)/python -m pytest -n 2 --dist loadgroup tests/faults tests/spark/test_flow.py tests/spark/test_flow_killed.py \
+		tests/spark/test_flow_faults.py $(ARGS)
 
 check: $(READY) ## formatter, linter, type checker and import layers
 	@$(BIN)/ruff format --check .

@@ -1,7 +1,8 @@
 """The examples of the documents run: each page's Python blocks in order, in a directory of its own.
 
 A `text` block right after a Python block is what that block prints (`...` stands for anything). A block behind the
-comment `<!-- not run -->` is for reading only. All links between the pages lead somewhere.
+comment `<!-- not run -->` is for reading only. All links between the pages lead somewhere. One page is for the shell:
+its `sh` blocks run in one shell, at other ports.
 """
 
 from __future__ import annotations
@@ -9,7 +10,12 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +31,7 @@ PAGES = [
 BLOCK = re.compile(
     r"(<!-- not run -->\n)?^```python\n(.*?)^```\n(?:\n?^```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL
 )
+SHELL = re.compile(r"^```sh\n(.*?)^```\n(?:\n?^```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LOOSELY = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -61,6 +68,35 @@ def test_examples_run(page: Path, session: None, tmp_path: Path, monkeypatch: py
             exec(source, names)
         if expected is not None:
             assert checker.check_output(expected, out.getvalue(), LOOSELY), f"{page}:{line} prints\n{out.getvalue()}"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_from_nothing_to_a_fresh_table(tmp_path: Path) -> None:
+    blocks = SHELL.findall((DOCS / "fresh-table.md").read_text())
+    assert len(blocks) > 5
+    between = "=== next ==="
+    script = "set -e\n" + "".join(f"{code}echo '{between}'\n" for code, _ in blocks)
+    with socket.socket() as one, socket.socket() as other:
+        for port, probe in (("7411", one), ("7421", other)):
+            probe.bind(("127.0.0.1", 0))
+            script = script.replace(port, str(probe.getsockname()[1]))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    shell = subprocess.Popen(
+        ["bash", "-c", script], cwd=tmp_path, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, _ = shell.communicate(timeout=240)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+    logs = "\n".join(f"{log.name}: {log.read_text()}" for log in tmp_path.glob("*.log"))
+    assert shell.returncode == 0, f"{out}\n{logs}"
+    checker = doctest.OutputChecker()
+    for (code, expected), printed in zip(blocks, out.split(f"{between}\n"), strict=False):
+        if expected:
+            assert checker.check_output(expected, printed, LOOSELY), f"{code} prints\n{printed}\n{logs}"
 
 
 def test_there_are_examples() -> None:

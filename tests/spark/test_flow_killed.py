@@ -101,3 +101,21 @@ def test_killed_before_between_and_after_the_commits(spark, folder, capsys):
             flow.run(spark, folder / "other", once=True)
         flow.run(spark, folder / "other", once=True, fresh=True).awaitTermination()
         assert client.query("SELECT count(*) AS n FROM facts").to_pylist() == [{"n": 3200}]
+
+
+@pytest.mark.slow
+def test_killed_with_rows_in_queues(folder, capsys):
+    """Each activity is a query of its own, and goes on where it was."""
+    with Server(folder / "warehouse.duckdb", port=0) as server, connect(server.url) as client:
+        (folder / "flow.yaml").write_text(f"queues: all\n{FLOW.format(url=server.url)}")
+        # batches in turn: two of the source, two of the filter, two of the key, ...
+        for point in ("flow.after-commit=kill:4", "flow.before-commit=kill:2", "flow.after-commit=kill:3"):
+            assert run(folder, point).returncode == -signal.SIGKILL, point
+        assert run(folder).returncode == 0
+        sql = "SELECT count(*) n, count(DISTINCT id) ids, min(id) low, max(id) high, sum(quantity) total FROM facts"
+        assert client.query(sql).to_pylist() == [{"n": 1600, "ids": 1600, "low": 1, "high": 1999, "total": 4000}]
+        sql = "SELECT sum(orders) n, sum(quantity) total, count(*) products, max(product_key) high FROM totals"
+        assert client.query(sql).to_pylist() == [{"n": 1600, "total": 4000, "products": 9, "high": 9}]
+        assert client.query("SELECT count(*) AS n FROM rejects").to_pylist() == [{"n": 400}]
+        assert main(["reconcile", server.url, "--flow", "killed"]) == 0
+        assert "every row is accounted for" in capsys.readouterr().out
