@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,8 +111,11 @@ def test_killed_with_rows_in_queues(folder, capsys):
         (folder / "flow.yaml").write_text(f"queues: all\n{FLOW.format(url=server.url)}")
         # batches in turn: two of the source, two of the filter, two of the key, ...
         for point in ("flow.after-commit=kill:4", "flow.before-commit=kill:2", "flow.after-commit=kill:3"):
-            assert run(folder, point).returncode == -signal.SIGKILL, point
-        assert run(folder).returncode == 0
+            done = run(folder, point)
+            assert done.returncode == -signal.SIGKILL, point
+            assert not re.search(r"\w -\d", done.stdout), "a queue is shorter than nothing"
+        done = run(folder)
+        assert (done.returncode, re.findall(r"\w -\d", done.stdout)) == (0, [])
         sql = "SELECT count(*) n, count(DISTINCT id) ids, min(id) low, max(id) high, sum(quantity) total FROM facts"
         assert client.query(sql).to_pylist() == [{"n": 1600, "ids": 1600, "low": 1, "high": 1999, "total": 4000}]
         sql = "SELECT sum(orders) n, sum(quantity) total, count(*) products, max(product_key) high FROM totals"

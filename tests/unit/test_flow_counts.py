@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
+from millstream.cli.reconcile import reconcile
 from millstream.errors import MillstreamError
 from millstream.flow import Aggregate, Frame, Graph, ParquetFiles, Replicate, Route, Select
 from millstream.flow.counts import Tally, activities, branches, ledger_counts
-from millstream.flow.reconcile import Account, Intake, differences
+from millstream.flow.reconcile import Account, Intake, differences, passages
+from millstream.warehouse import Server, TableSpec, connect
 
 GRAPH = Graph.build(
     "f",
@@ -71,3 +74,51 @@ def test_differences_are_said():
     assert "consumed" in differences([sound], [Intake("s", "f", 90, 80)])[0]
     lost = Account("f", "t", 3, sent=100, loaded=90, rejected=10, elsewhere=0, merged=0, written=89)
     assert "89 rows were written" in differences([lost], [])[0]
+
+
+def test_rows_between_the_activities_of_a_flow_with_queues(tmp_path):
+    """What was sent to an activity and not taken waits; more taken than sent is wrong, and so is less at the end."""
+    columns = ["flow", "activity", "kind", "rows_in", "rows_out", "rejected", "after"]
+    lines = [
+        ("f", "in", "source", 10, 10, 0, None),
+        ("f", "good", "select", 10, 8, 2, "in"),
+        ("f", "split", "route", 8, 8, 0, "good"),
+        ("f", "a", "target", 5, 5, 0, "split.a"),
+        ("f", "b", "target", 2, 2, 0, "split.b"),
+        ("g", "in", "source", 99, 99, 0, None),
+    ]
+    found = [Account("f.a", "t", 1, 5, 5, 0, 0, 0, 5)]
+    with Server(tmp_path / "warehouse.duckdb") as server, connect(server.url) as client:
+        data = pa.table(dict(zip(columns, zip(*lines, strict=True), strict=True)))
+        client.create(TableSpec("flow_activities", data.schema))
+        for at, line in enumerate(lines):  # each loads its own; those of g are one query
+            if line[1] == "split":
+                assert [(one.activity, one.waiting) for one in passages(client)][-1] == ("behind good", 8)
+            client.load(
+                "flow_activities", flow=f"f.{line[1]}" if line[0] == "f" else "g", batch=0, data=data.slice(at, 1)
+            )
+        passed = passages(client)
+        assert [(one.activity, one.waiting) for one in passed] == [
+            ("in", 0),
+            ("good", 0),
+            ("split", 0),
+            ("a", 1),
+            ("b", 1),
+        ]
+        assert differences(found, [], passed) == []
+        assert len(differences(found, [], passed, drained=True)) == 2
+        more = pa.table(
+            {name: [value] for name, value in zip(columns, ("f", "good", "select", 3, 3, 0, "in"), strict=True)}
+        )
+        client.load("flow_activities", flow="f.good", batch=1, data=more)
+        assert differences(found, [], passages(client)) == [
+            "flow f, activity good: it has taken 13 rows, but 10 were sent to it"
+        ]
+
+
+def test_no_batch_yet(tmp_path, capsys):
+    with Server(tmp_path / "warehouse.duckdb") as server:
+        reconcile(server.url, flow="f", may_be_empty=True)
+        assert capsys.readouterr().out == "no row has come yet\n"
+        with pytest.raises(MillstreamError, match="no batches of flow 'f'"):
+            reconcile(server.url, flow="f")

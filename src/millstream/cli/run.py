@@ -79,13 +79,15 @@ def run(arguments: argparse.Namespace) -> None:
 
         with _until_signal() as stopped, telling_mistakes():
             _run(Flow(graph.name, graph=graph), spark, arguments, stopped)
-        _prove(graph, arguments.token)
+        _prove(graph, arguments.token, drained=arguments.once and not stopped)
     finally:
         spark.stop()
 
 
 def _run(flow: Flow, spark: Any, arguments: argparse.Namespace, stopped: list[int]) -> None:
     """Run the flow, starting it again from its checkpoint after failures that may pass."""
+    from millstream.spark.flow.complaints import cause
+
     failures = 0
     while True:
         watch = Watch(flow.graph)
@@ -109,7 +111,7 @@ def _run(flow: Flow, spark: Any, arguments: argparse.Namespace, stopped: list[in
             query.stop()
             return
         except Exception as problem:
-            said = _cause(problem)
+            said = cause(problem)
             failures = 1 if watch.batches else failures + 1
             if stopped or failures > RESTARTS or not _may_pass(problem):
                 raise MillstreamError(f"the flow has stopped: {said}") from problem
@@ -189,14 +191,14 @@ def _hits(query: Any) -> list[str]:
     return [f"hits {sum(one['cache_hits'] for one in counters) / asked:.0%}"] if asked else []
 
 
-def _prove(graph: Graph, token: str | None) -> None:
+def _prove(graph: Graph, token: str | None, *, drained: bool) -> None:
     from millstream.flow import Staging, Table
 
     from .reconcile import reconcile
 
     if any(isinstance(node, Table) for node in graph.nodes):
         staging = graph.source.url if isinstance(graph.source, Staging) else None
-        reconcile(graph.warehouse, staging=staging, flow=graph.name, token=token)
+        reconcile(graph.warehouse, staging=staging, flow=graph.name, token=token, drained=drained, may_be_empty=True)
 
 
 @contextlib.contextmanager
@@ -229,15 +231,6 @@ def _await_release(path: Path) -> None:
             checkpoint.release()
             return
         time.sleep(0.2)
-
-
-def _cause(problem: BaseException) -> str:
-    """The line of an error that says what happened, out of what Spark wraps around it."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("millstream.errors.")]
-    if ours:
-        return ours[-1].partition(": ")[2]
-    return lines[0] if lines else type(problem).__name__
 
 
 def _may_pass(problem: BaseException) -> bool:

@@ -259,16 +259,31 @@ def _reading(spark: SparkSession, queue: Path, schema: StructType) -> DataFrame:
 
 
 def _waiting(queue: Path, checkpoint: Path) -> int:
-    """Rows that a queue holds when a flow is started again: those in files that its activity has not taken."""
+    """Rows that a queue holds when a flow is started again: those in files that its activity is not done with."""
     taken = set()
+    done = _done(checkpoint)
     for entry in (checkpoint / "sources" / "0").glob("*"):
         if entry.name.partition(".")[0].isdigit():
             for line in entry.read_text().splitlines()[1:]:
                 try:
-                    taken.add(Path(json.loads(line)["path"].partition(":")[2]).name)
+                    file = json.loads(line)
+                    if file["batchId"] <= done:
+                        taken.add(Path(file["path"].partition(":")[2]).name)
                 except (ValueError, KeyError) as problem:
                     raise MillstreamError(f"{entry} cannot be read: {problem}") from None
     return sum(pq.read_metadata(file).num_rows for file in queue.glob("batch=*/*.parquet") if file.name not in taken)
+
+
+def _done(checkpoint: Path) -> int:
+    """The last entry in Spark's list of files whose batch is committed; -1 if there is none."""
+    batch = max((int(p.name) for p in (checkpoint / "commits").glob("*") if p.name.isdigit()), default=-1)
+    offsets = checkpoint / "offsets" / str(batch)
+    if not offsets.exists():
+        return -1
+    try:
+        return int(json.loads(offsets.read_text().splitlines()[-1])["logOffset"])
+    except (ValueError, KeyError, TypeError, IndexError) as problem:
+        raise MillstreamError(f"{offsets} cannot be read: {problem}") from None
 
 
 def _sweep(queue: Path) -> None:

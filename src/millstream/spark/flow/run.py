@@ -25,6 +25,7 @@ from ...flow.nodes import Filter, Node, ParquetFiles, Table
 from ...warehouse import Receipt, TableSpec
 from ..load import client_of
 from ..types import arrow_schema, column
+from .complaints import cause
 from .context import Context
 from .outlets import PARTS, REJECTS, REPORT_DDL, TO_REJECTS, Destination, FanOut, ToFolder, ToTable, commit_folder
 from .sets import apply_set
@@ -43,6 +44,7 @@ _ACTIVITY_SCHEMA = pa.schema(
         ("rows_out", pa.int64()),
         ("rejected", pa.int64()),
         ("seconds", pa.float64()),
+        ("after", pa.string()),
     ]
 )
 _ATTEMPTS = 3
@@ -131,7 +133,7 @@ class BatchRunner:
                 lasting = isinstance(error, MillstreamError) and not error.retryable
                 if attempt == _ATTEMPTS or lasting or "InterruptedException" in str(error):
                     raise
-                log.warning("batch %d failed and is tried again: %s", number, str(error).partition("\n")[0])
+                log.warning("batch %d failed and is tried again: %s", number, cause(error))
                 time.sleep(0.2 * attempt)
 
     def _batch(self, df: DataFrame, number: int) -> None:
@@ -304,7 +306,7 @@ class BatchRunner:
         spec = TableSpec(ACTIVITIES, _ACTIVITY_SCHEMA)
         self._table(spec, batch)
         lines = [
-            (self.whole.name, batch, one.name, self.whole.by_name[one.name].kind, *_figures(one))
+            (self.whole.name, batch, one.name, self.whole.by_name[one.name].kind, *_figures(one), self._after(one.name))
             for one in passed.values()
             if one.name in self.whole.by_name
         ]
@@ -313,6 +315,10 @@ class BatchRunner:
         data = pa.Table.from_arrays(columns, schema=spec.schema)
         client = client_of(self.graph.warehouse, self.token)
         return client.load(ACTIVITIES, flow=self.graph.name, batch=batch, data=data, origin=self.identity.id)
+
+    def _after(self, name: str) -> str | None:
+        """The activity, or `activity.branch`, whose rows an activity gets."""
+        return ".".join(filter(None, self.whole.inputs[name])) if name in self.whole.inputs else None
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
