@@ -138,6 +138,17 @@ def test_headers_that_are_refused(http: httpx.Client, stream: str, headers: dict
     assert answer.status_code in (400, 422)
     missing = http.post(f"/streams/{stream}/records", content=LINES, headers=JSON_LINES)
     assert missing.status_code == 422
+    nowhere = http.get("/streams/a%2Fb")
+    assert nowhere.status_code == 404
+    for refused in (answer, missing, nowhere):
+        assert refused.json().keys() >= {"error", "message", "retryable"}
+
+
+def test_a_field_that_the_stream_does_not_have_is_named(http: httpx.Client, stream: str) -> None:
+    headers = {"X-Source": "web", "X-First": "0", **JSON_LINES}
+    answer = http.post(f"/streams/{stream}/records", content='{"colour": 1}', headers=headers)
+    assert answer.status_code == 400
+    assert "field 'colour' is not in the stream, which has " in answer.json()["message"]
 
 
 def test_gzip(server: Server, http: httpx.Client, stream: str) -> None:

@@ -155,7 +155,9 @@ class Graph:
                 continue
             name, _, branch = node.after.partition(".")
             if node.after and name not in self.by_name:
-                message = f"{node.name!r} comes after {name!r}, which is not there{near(name, self.by_name)}"
+                known = [one.name for one in self.nodes if not isinstance(one, Unread)]
+                what = "this activity" if isinstance(node, Unread) else repr(node.name)
+                message = f"{what} comes after {name!r}, which is not there{near(name, known)}"
                 yield self._at(number, message, "after")
                 continue
             if node.name not in self.inputs:

@@ -17,7 +17,9 @@ import pyarrow as pa
 import uvicorn
 from fastapi import Body, Depends, FastAPI, Header, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from ..errors import (
     AccessDenied,
@@ -148,6 +150,24 @@ def create_app(store: Store, access: Access) -> FastAPI:
         plain = {name: value for name, value in problem.details.items() if isinstance(value, int | str | list)}
         content = {"error": type(problem).__name__, "message": problem.message, "retryable": problem.retryable, **plain}
         return JSONResponse(content, status_code=status, headers=headers)
+
+    @app.exception_handler(RequestValidationError)
+    def not_understood(request: Request, problem: RequestValidationError) -> JSONResponse:
+        told = "; ".join(
+            f"{'.'.join(str(part)[:40] for part in error['loc'])}: {error['msg'][:200]}"
+            for error in problem.errors()[:5]
+        )
+        if any(error["loc"] == ("body",) for error in problem.errors()):
+            told += "; is the header Content-Type: application/json there?"
+        refused = InputError(f"the request is not as it should be: {told}")
+        store.metrics.refused(refused)
+        content = {"error": "InputError", "message": refused.message, "retryable": False}
+        return JSONResponse(content, status_code=422)
+
+    @app.exception_handler(HTTPException)
+    def no_such_place(request: Request, problem: HTTPException) -> JSONResponse:
+        content = {"error": "InputError", "message": f"{problem.detail}: see /docs", "retryable": False}
+        return JSONResponse(content, status_code=problem.status_code, headers=problem.headers)
 
     @app.get("/health")
     def health() -> JSONResponse:

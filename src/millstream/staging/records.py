@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pyarrow as pa
 import pyarrow.csv
@@ -30,6 +31,10 @@ def parse_records(body: bytes, content_type: str, schema: pa.Schema) -> pa.Recor
     except (pa.ArrowException, ValueError, KeyError) as problem:
         if isinstance(problem, BlockRefused):
             raise
+        if "unexpected field" in str(problem):
+            raise BlockRefused(
+                f"{_unexpected(body, schema)} is not in the stream, which has {_names(schema)}"
+            ) from None
         raise BlockRefused(f"the body is not what the stream expects: {str(problem)[:300]}") from None
     if CAPTURED.name in table.column_names and table.column(CAPTURED.name).null_count == table.num_rows:
         table = table.drop_columns([CAPTURED.name])
@@ -54,6 +59,23 @@ def _read_json(body: bytes, schema: pa.Schema) -> pa.Table:
     )
 
 
+def _unexpected(body: bytes, schema: pa.Schema) -> str:
+    """The field of a record that the stream does not have, in words; Arrow says only that there is one."""
+    for line in body.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        unknown = [name for name in record if name not in schema.names] if isinstance(record, dict) else []
+        if unknown:
+            return f"field {unknown[0][:60]!r}"
+    return "a field inside of a column"
+
+
+def _names(schema: pa.Schema) -> str:
+    return ", ".join(schema.names)
+
+
 def _read_csv(body: bytes, schema: pa.Schema) -> pa.Table:
     table = pyarrow.csv.read_csv(
         io.BytesIO(body),
@@ -68,7 +90,7 @@ def _read_csv(body: bytes, schema: pa.Schema) -> pa.Table:
     unknown = [name for name in table.column_names if name not in schema.names]
     if unknown:
         raise BlockRefused(
-            f"column {unknown[0][:60]!r} of the CSV is not in the stream, which has {', '.join(schema.names)}; the "
+            f"column {unknown[0][:60]!r} of the CSV is not in the stream, which has {_names(schema)}; the "
             "first line must name the columns"
         )
     return table

@@ -218,6 +218,8 @@ def _refuse_request(request: Request, problem: RequestValidationError) -> JSONRe
     told = "; ".join(
         f"{'.'.join(str(part)[:40] for part in error['loc'])}: {error['msg'][:200]}" for error in problem.errors()[:5]
     )
+    if any(error["loc"] == ("body",) for error in problem.errors()):
+        told += "; is the header Content-Type: application/json there?"
     return _refuse(request, InputError(f"the request is not as it should be: {told}"))
 
 
