@@ -26,6 +26,7 @@ from ..warehouse import Client, Receipt, TableSpec, connect
 from ..warehouse.spec import check_batch, check_label
 from .task import QUERY_ID
 from .types import column, conform
+from .workers import settle
 
 _PART_BYTES = 16 << 20
 _SENT = "part string, rows long, origin string"
@@ -110,6 +111,7 @@ class SendParts:
     batch: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
         attempt = uuid.uuid4().hex
         sent: list[str] = []
         rows: list[int] = []

@@ -37,6 +37,7 @@ from pyspark.sql.types import StructType
 from ..errors import InputError, MillstreamError, PositionGone
 from ..staging import columns
 from ..staging.client import Client, StreamInfo, connect
+from .workers import settle
 
 NAME = "millstream"
 _LEAST_ROWS = 4096  # of a partition: a task costs more than reading so few
@@ -168,6 +169,7 @@ class StagingSource(DataSource):
 
 def _read(options: Options, schema: StructType, part: Range) -> Iterator[pa.RecordBatch]:
     """The rows of some positions with the columns of a Spark schema; goes on where it was if staging was away."""
+    settle()
     target = to_arrow_schema(schema, timezone="UTC")
     wanted = pa.schema([field for field in target if field.name not in _SYSTEM])
     position, trouble = part.start, _Trouble(options.patience)

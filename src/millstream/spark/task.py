@@ -16,6 +16,7 @@ from . import warm
 from .metrics import CARRIER, CARRIER_TYPE, task_counters
 from .pins import pinned_version
 from .types import conform
+from .workers import settle
 
 BATCH_ID = "streaming.sql.batchId"
 QUERY_ID = "sql.streaming.queryId"
@@ -47,6 +48,7 @@ class JoinTask:
         return self.path, self.on, self.how, self.columns, self.memory, self.algorithm, self.direct, str(self.stream)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return

@@ -24,6 +24,7 @@ from ...flow.rowlog import sync_folder
 from ...warehouse import TableSpec
 from ..load import client_of
 from ..types import conform
+from ..workers import settle
 
 REPORT = pa.schema(
     [
@@ -126,6 +127,7 @@ class FanOut:
     batch: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
         reach("flow.task")
         attempt = uuid.uuid4().hex
         ends = [_End(number, to, attempt) for number, to in enumerate(self.outlets)]

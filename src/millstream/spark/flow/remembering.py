@@ -32,6 +32,7 @@ from ...flow.memory import Claims, Contents, Numbers
 from ...flow.nodes import Deduplicate, SurrogateKey
 from ...kernels.key_table import KeyTable
 from ..types import column, plain_names
+from ..workers import settle
 from .context import Address, Context
 from .state import AT, alive, key_hash, live_columns, reject
 
@@ -122,6 +123,7 @@ class NumberTask:
     name: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
         for batch in batches:
             rows, high, low = _asking(batch)
             numbers = np.zeros(batch.num_rows, dtype=np.int64)
@@ -159,6 +161,7 @@ class ClaimTask:
     horizon: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
         claimed = KeyTable()
         for batch in batches:
             rows, high, low = _asking(batch)
@@ -192,6 +195,7 @@ class CompareTask:
     batch: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
         for batch in batches:
             place, *columns = [one.to_numpy() for one in batch.columns[-5:]]
             first = place == 1
