@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.spark.flow.complaints import cause
+from millstream.spark.flow.complaints import cause, said
 
 TRACE = 'Traceback (most recent call last):\n  File "worker.py", line 1, in main\n    process()\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "line"),
     [
         (
             f"An exception was thrown from the Python worker:\n{TRACE}ValueError: no such key\n",
@@ -25,5 +25,12 @@ TRACE = 'Traceback (most recent call last):\n  File "worker.py", line 1, in main
         ("", "RuntimeError"),
     ],
 )
-def test_causes(text: str, said: str) -> None:
-    assert cause(RuntimeError(text)) == said
+def test_causes(text: str, line: str) -> None:
+    assert cause(RuntimeError(text)) == line
+
+
+def test_columns_that_users_do_not_know_are_left_out() -> None:
+    text = (
+        "[UNRESOLVED] `idd` is unknown. Did you mean one of the following? [`id`, `__at`, `note`, `__row`]. SQLSTATE: 1"
+    )
+    assert said(RuntimeError(text)) == "`idd` is unknown. Did you mean one of the following? [`id`, `note`]"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
 from typing import Any
 
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from millstream.errors import MillstreamError
@@ -16,6 +18,8 @@ from millstream.spark.session import local_session
 
 def quiet_session(app_name: str, **conf: Any) -> SparkSession:
     """A local session whose JVM writes its warnings to a file that nobody reads, unless it does not start."""
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):  # what it tells us, we tell in our words
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
     with tempfile.TemporaryFile() as log:
         sys.stderr.flush()
         terminal = os.dup(2)

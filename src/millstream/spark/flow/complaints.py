@@ -7,6 +7,7 @@ import re
 from ...errors import MillstreamError
 
 _CLASS = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
+_NAMES = re.compile(r"\[(`[^\]]*`)\]")
 _RAISED = re.compile(r"^(?!java\.|org\.|scala\.|py4j\.)[A-Za-z_][\w.]*(?:Error|Exception)(?::.*)?$", re.MULTILINE)
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 
@@ -15,8 +16,13 @@ def said(error: Exception) -> str:
     """What Spark complains about, in one line without its codes."""
     if isinstance(error, MillstreamError):
         return error.message
-    text = _STATE.sub("", _CLASS.sub("", str(error).strip()))
+    text = _NAMES.sub(_without_ours, _STATE.sub("", _CLASS.sub("", str(error).strip())))
     return " ".join(text.splitlines()[0].split()).rstrip(";. ") if text else type(error).__name__
+
+
+def _without_ours(names: re.Match[str]) -> str:
+    """A list of columns without those that travel with the rows unseen."""
+    return f"[{', '.join(name for name in names[1].split(', ') if not name.startswith('`__'))}]"
 
 
 def cause(error: BaseException) -> str:
