@@ -10,6 +10,8 @@ GET  /tables, /query, /freshness, /ledger, /health, /metrics, /openapi.json
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Query, Request, Response
@@ -38,6 +40,8 @@ from .guard import Guard
 from .receipt import Receipt
 from .spec import TableSpec
 from .wire import CHECKSUM, CONTENT_TYPE, ROWS
+
+log = logging.getLogger(__name__)
 
 _STATUS: tuple[tuple[type[MillstreamError], int], ...] = (
     (AccessDenied, 403),
@@ -204,11 +208,30 @@ def _serve_questions(app: FastAPI, warehouse: Warehouse) -> None:
         return Response(warehouse.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+class _Teller:
+    """Logs why clients have to wait, one line in ten seconds at most: they try again and again."""
+
+    QUIET = 10.0
+
+    def __init__(self) -> None:
+        self._last = -self.QUIET
+
+    def __call__(self, message: str) -> None:
+        now = time.monotonic()
+        if now - self._last >= self.QUIET:
+            self._last = now
+            log.warning("clients have to wait: %s", message)
+
+
+_tell = _Teller()
+
+
 def _refuse(request: Request, problem: MillstreamError) -> JSONResponse:
     status = problem.details.get("status") or next((code for kind, code in _STATUS if isinstance(problem, kind)), 400)
     details = {name: value for name, value in problem.details.items() if name not in ("status", "retry_after")}
     headers = {}
     if status in (429, 503):
+        _tell(problem.message)
         headers["Retry-After"] = str(problem.details.get("retry_after", 1))
     body = {"error": type(problem).__name__, "message": problem.message, "details": details}
     return JSONResponse(body, status_code=int(status), headers=headers)
