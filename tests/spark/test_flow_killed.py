@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -42,10 +43,11 @@ nodes:
 """
 
 
+RUN = [sys.executable, "-c", "import sys; from millstream.cli import main; sys.exit(main())", "run"]
+
+
 def run(folder: Path, failpoints: str = "", *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "import sys; from millstream.cli import main; sys.exit(main())", "run"]
-    command += [str(folder / "flow.yaml"), "--once"]
-    command += ["--checkpoint", str(folder / "checkpoint"), *options]
+    command = [*RUN, str(folder / "flow.yaml"), "--once", "--checkpoint", str(folder / "checkpoint"), *options]
     environment = os.environ | {VARIABLE: failpoints}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
@@ -123,3 +125,41 @@ def test_killed_with_rows_in_queues(folder, capsys):
         assert client.query("SELECT count(*) AS n FROM rejects").to_pylist() == [{"n": 400}]
         assert main(["reconcile", server.url, "--flow", "killed"]) == 0
         assert "every row is accounted for" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_jvm_is_killed_and_all_processes_are_told_to_end(folder):
+    with Server(folder / "warehouse.duckdb", port=0) as server, connect(server.url) as client:
+        (folder / "flow.yaml").write_text(FLOW.format(url=server.url))
+        command = [*RUN, str(folder / "flow.yaml"), "--checkpoint", str(folder / "checkpoint")]
+        environment = os.environ | {VARIABLE: "flow.before-commit=sleep:2"}
+        for number, signed in enumerate((signal.SIGKILL, signal.SIGTERM)):
+            flow = subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            try:
+                assert flow.stdout is not None
+                while "running on" not in (line := flow.stdout.readline()):
+                    assert line
+                if signed == signal.SIGKILL:
+                    (jvm,) = [one for one in psutil.Process(flow.pid).children(recursive=True) if one.name() == "java"]
+                    jvm.kill()
+                else:  # as a service is ended, in the middle of a batch
+                    os.killpg(flow.pid, signed)
+                out, errors = flow.communicate(timeout=120)
+            finally:
+                flow.kill()
+            if number == 0:
+                assert flow.returncode == 1
+                assert errors.splitlines()[-1].startswith("millstream: the JVM of Spark has ended")
+            else:
+                assert (flow.returncode, errors) == (0, ""), errors
+                assert "every row is accounted for" in out or "no row has come yet" in out
+        assert run(folder).returncode == 0
+        sql = "SELECT count(*) n, count(DISTINCT id) ids, sum(quantity) total FROM facts"
+        assert client.query(sql).to_pylist() == [{"n": 1600, "ids": 1600, "total": 4000}]

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     from millstream.flow.checkpoint import Checkpoint
 
     from .plan import read_flow, telling_mistakes
-    from .session import quiet_session
+    from .session import ending, quiet_session
 
     if arguments.every < 0:
         raise InputError("--every must not be negative")
@@ -74,14 +74,12 @@ def run(arguments: argparse.Namespace) -> None:
         memory=arguments.memory,
         **{"spark.sql.shuffle.partitions": arguments.cores},
     )
-    try:
+    with ending(spark):
         from millstream.spark.flow import Flow
 
         with _until_signal() as stopped, telling_mistakes():
             _run(Flow(graph.name, graph=graph), spark, arguments, stopped)
         _prove(graph, arguments.token, drained=arguments.once and not stopped)
-    finally:
-        spark.stop()
 
 
 def _run(flow: Flow, spark: Any, arguments: argparse.Namespace, stopped: list[int]) -> None:
@@ -110,6 +108,8 @@ def _run(flow: Flow, spark: Any, arguments: argparse.Namespace, stopped: list[in
             watch.line(query)
             query.stop()
             return
+        except ConnectionError:
+            raise
         except Exception as problem:
             said = cause(problem)
             failures = 1 if watch.batches else failures + 1
