@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from millstream.cli.demo.memory import Memory
 from millstream.cli.demo.parts import Part
 from millstream.errors import MillstreamError
 
@@ -36,3 +37,21 @@ def test_a_part_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
         assert not part.runs
         assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
     part.check()  # somebody has ended it
+
+
+def test_the_memory_of_a_part_and_of_what_it_started(tmp_path: Path) -> None:
+    part = Part("flow", ["-c", PARENT], log=tmp_path / "log", environment={})
+    memory = Memory({"flow": part, "staging": Part("staging", [], log=tmp_path / "other", environment={})})
+    memory.note(0.0)
+    part.start()
+    part.until(lambda: bool(part.said.strip()))
+    memory.note(5.0)
+    memory.note(10.0)
+    part.kill()
+    spans = memory.spans()
+    assert list(spans) == ["flow", "flow: sender"]
+    early, *_, late = spans["flow"]
+    assert early is None
+    assert late is not None
+    assert late > 1_000_000
+    assert memory.table().row_count == 2

@@ -15,7 +15,21 @@ from pyspark.sql.types import DoubleType, StructField, StructType
 
 from ..spark.build import build_master
 from ..workloads import Workload
-from . import adapter, building, memory, operators, plots, report, scan, source, staging, static_join, tuning, warehouse
+from . import (
+    adapter,
+    building,
+    flow,
+    memory,
+    operators,
+    plots,
+    report,
+    scan,
+    source,
+    staging,
+    static_join,
+    tuning,
+    warehouse,
+)
 from .data import Data, opened
 from .report import Section
 
@@ -29,7 +43,11 @@ Counting = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 @dataclass(frozen=True)
 class Suite:
-    """What to run with. `sizes` are those of R against Spark's own join; `out` is where pages and plots go, if any."""
+    """What to run with.
+
+    `sizes` are those of R against Spark's own join; `out` is where pages and plots go, if any; `minutes` is how long
+    the shop of the demo is open.
+    """
 
     data: Data
     rows: int
@@ -39,6 +57,7 @@ class Suite:
     counting: Counting
     command: str
     out: Path | None = None
+    minutes: int = 1
 
     def run(self, name: str) -> Section:
         """Run a benchmark and write its part of the report."""
@@ -179,6 +198,12 @@ def _warehouse(suite: Suite) -> tuple[Section, Plots]:
     return warehouse.section(results, command=suite.command, full=not suite.quick), {}
 
 
+def _flow(suite: Suite) -> tuple[Section, Plots]:
+    seconds, overload = (20, 20) if suite.quick else (60 * suite.minutes, 40)
+    steady, crowded = flow.run(suite.data.folder, seconds=seconds, overload=overload, say=suite.data.say)
+    return flow.section(steady, crowded, command=suite.command, full=not suite.quick), {}
+
+
 def _tuning(suite: Suite) -> tuple[Section, Plots]:
     rows = QUICK_ROWS if suite.quick else tuning.ROWS
     results = tuning.run(suite.data, rows=rows, quick=suite.quick)
@@ -208,4 +233,5 @@ _BENCHMARKS: dict[str, Callable[[Suite], tuple[Section, Plots]]] = {
     "source": _source,
     "staging": _staging,
     "warehouse": _warehouse,
+    "flow": _flow,
 }

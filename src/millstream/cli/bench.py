@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .parser import Commands
 
-NAMES = ("operators", "spark", "build", "memory", "scan", "tuning", "staging", "source", "warehouse")
+NAMES = ("operators", "spark", "build", "memory", "scan", "tuning", "staging", "source", "warehouse", "flow")
 
 
 def register(commands: Commands) -> None:
@@ -27,7 +27,7 @@ def register(commands: Commands) -> None:
     parser = add_command(
         commands,
         "bench",
-        summary="measure the joins, Spark with and without them, the build of a master, memory, and staging",
+        summary="measure the joins, Spark with and without them, builds, memory, staging, sources, loading and flows",
         about="Prints tables with a verdict for each target; all comparisons are within one run. The full size needs "
         "about 40 GB of disk\nand an hour on two quiet cores; --quick takes some minutes and judges what it can.",
         example="millstream bench operators --quick",
@@ -41,6 +41,13 @@ def register(commands: Commands) -> None:
         metavar="N[,N...]",
         type=_sizes,
         help="rows of R next to Spark's own join (default: 1, 5, 20 and 50 million)",
+    )
+    parser.add_argument(
+        "--minutes",
+        metavar="N",
+        type=positive,
+        default=1,
+        help="how long flow is watched at 20,000 rows/s (default: 1)",
     )
     parser.add_argument("--quick", action="store_true", help="a small R and short windows, to see that all works")
     parser.add_argument(
@@ -90,6 +97,7 @@ def run(arguments: argparse.Namespace) -> None:
             counting=counting,
             command=_command(arguments, name),
             out=arguments.out,
+            minutes=arguments.minutes,
         )
         _show(console, suite.run(name))
     if arguments.out is not None:
@@ -98,7 +106,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _command(arguments: argparse.Namespace, name: str) -> str:
     """The command that runs one benchmark of these again."""
-    options = {"--rows": arguments.rows, "--sizes": arguments.sizes and ",".join(map(str, arguments.sizes))}
+    options = {
+        "--rows": arguments.rows,
+        "--sizes": arguments.sizes and ",".join(map(str, arguments.sizes)),
+        "--minutes": arguments.minutes if name == "flow" and arguments.minutes > 1 else None,
+    }
     words = ["millstream", "bench", name, *(["--quick"] if arguments.quick else [])]
     words += [str(word) for option, value in options.items() if value for word in (option, value)]
     return shlex.join(words)

@@ -29,6 +29,10 @@ _LOCAL_CHECKPOINTS = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
 
+# In its first minutes the JVM compiles Spark's code and ours, on cores that the rows want too. Let rows go first: a
+# thread of the compiler is as nice as a process of that niceness. Who is not root is warned of what is not meant here.
+_POLITE_COMPILER = "-XX:ThreadPriorityPolicy=1 -XX:CompilerThreadPriority=15"
+
 
 def local_session(
     app_name: str = "millstream", *, cores: int | str = 2, memory: str = "2g", **conf: Any
@@ -43,9 +47,12 @@ def local_session(
     os.environ["JAVA_HOME"] = find_java()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    java = [f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}", _POLITE_COMPILER]
+    if os.geteuid() != 0:
+        java.append("-XX:-PrintWarnings")
     settings = {
         "spark.driver.memory": memory,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}",
+        "spark.driver.extraJavaOptions": " ".join(java),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",

@@ -35,6 +35,7 @@ def register(commands: Commands) -> None:
         "--cache", metavar="DIR", type=Path, help="where the master is kept (default: ~/.cache/millstream/demo)"
     )
     parser.add_argument("--keep", metavar="DIR", type=Path, help="keep the data in this new or empty directory")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="write the figures into this file, as JSON")
     parser.set_defaults(run=run)
     join.register(parser.add_subparsers(title="another demo", metavar="[DEMO]"))
 

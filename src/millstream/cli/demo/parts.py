@@ -47,6 +47,11 @@ class Part:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def pid(self) -> int | None:
+        """The number of the process, if it runs."""
+        return self._process.pid if self._process is not None and self.runs else None
+
+    @property
     def said(self) -> str:
         """What it has written since it was started last."""
         with contextlib.suppress(FileNotFoundError), open(self._log, "rb") as log:

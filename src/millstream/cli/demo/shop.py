@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
+import json
 import os
 import shutil
 import signal
@@ -24,7 +26,8 @@ from millstream.warehouse import connect as connect_warehouse
 from millstream.workloads import Workload
 
 from . import proof
-from .counting import FLOW, LEGACY, STREAM, TILL, Figures, Observer, Sources
+from .counting import FACTS, FLOW, LEGACY, STREAM, TILL, Figures, Observer, Sources
+from .memory import Memory
 from .parts import Part, free_port, millstream
 from .sources import APPLICATION, CLOSED, COLUMNS
 from .sources import FLOW as FLOW_FILE
@@ -34,6 +37,7 @@ _SHARES = {LEGACY: 0.25, TILL: 0.75}  # of the orders
 _TYPES = dict(zip(COLUMNS, ("bigint", "bigint", "bigint", "int", "int", "int"), strict=True))
 _QUIET = 200  # orders per second before the shop opens
 _WARM_BATCHES = 3  # at the full rate before it opens, until compiled code and caches are there
+_LOOK_AT_MEMORY = 2.0  # seconds
 _DOWN = 1.0  # seconds that a part stays away after it was killed
 _KILLED = ("till", "warehouse", "capture", "staging", "flow", "legacy")
 _STALLED = 150.0  # seconds without any progress after which draining is given up
@@ -153,10 +157,18 @@ def _run(shop: Shop, console: Console, arguments: argparse.Namespace) -> None:
             shop.set_rate(_QUIET)
             parts["flow"].until(lambda: _idle(shop, observer.look()))
         opened = time.monotonic()
+        memory = Memory(parts)
         with View(console) as view:
-            _work(shop, observer, view, arguments)
+            _work(shop, observer, view, memory, arguments)
+            closed = time.monotonic()
             _drain(shop, observer, view)
+        console.print(memory.table())
         _prove(console, sources, shop, since=time.monotonic() - opened)
+        if arguments.report is not None:
+            ago = time.monotonic() - opened
+            found = {"rate": arguments.rate, "seconds": arguments.seconds, "closed": closed - opened}
+            found |= _found(shop.warehouse_url, ago) | {"memory": memory.spans()}
+            arguments.report.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _register(url: str) -> None:
@@ -188,7 +200,7 @@ def _idle(shop: Shop, now: Figures) -> bool:
     return now.done is not None and now.captured - now.done < 5 * _QUIET
 
 
-def _work(shop: Shop, observer: Observer, view: View, arguments: argparse.Namespace) -> None:
+def _work(shop: Shop, observer: Observer, view: View, memory: Memory, arguments: argparse.Namespace) -> None:
     """Let the shop be open for the wanted time; with --kill each part is killed once and started again."""
     shop.set_rate(arguments.rate)
     view.tell(f"the shop is open: {arguments.rate:,} orders/s for {arguments.seconds} s")
@@ -196,7 +208,7 @@ def _work(shop: Shop, observer: Observer, view: View, arguments: argparse.Namesp
     spacing = arguments.seconds / (len(_KILLED) + 1)
     kills = [(begun + spacing * (1 + at), name) for at, name in enumerate(_KILLED)] if arguments.kill else []
     starts: list[tuple[float, str]] = []
-    look = begun
+    look = weigh = begun
     while (now := time.monotonic()) < begun + arguments.seconds or starts:
         if kills and now >= kills[0][0]:
             name = kills.pop(0)[1]
@@ -211,6 +223,9 @@ def _work(shop: Shop, observer: Observer, view: View, arguments: argparse.Namesp
             shop.check()
             view.show(observer.look(), about=f"open for {max(0.0, begun + arguments.seconds - now):.0f} s")
             look = now + 1.0
+        if now >= weigh:
+            memory.note(now - begun)
+            weigh = now + _LOOK_AT_MEMORY
         time.sleep(0.05)
 
 
@@ -250,6 +265,17 @@ def _prove(console: Console, sources: Sources, shop: Shop, *, since: float) -> N
     if wrong:
         raise MillstreamError(f"the proof has failed: {wrong[0]} (use --keep DIR to look into it)")
     console.print(f"every order of flow {FLOW} is accounted for, once")
+
+
+def _found(url: str, ago: float) -> dict[str, object]:
+    """What the warehouse knows of the shop since it opened, so many seconds ago: freshness, and when rows came."""
+    opened = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago)
+    with connect_warehouse(url, patience=20.0) as warehouse:
+        fresh = {one.table: one.to_json() for one in warehouse.freshness(FLOW, since=ago)}
+        ledger = warehouse.ledger(FLOW, table=FACTS, last=100_000)
+    came = [(datetime.datetime.fromisoformat(line["committed_at"]), line["counts"]["sent"]) for line in ledger]
+    batches = [((at - opened).total_seconds(), rows) for at, rows in sorted(came) if at >= opened]
+    return {"freshness": fresh, "batches": batches}
 
 
 @contextlib.contextmanager
