@@ -35,7 +35,8 @@ test: check java ## check, then all tests but the slow ones
 
 faults: setup ## everything that is killed, cut, damaged or filled up, the slow ones too
 	@$(SPARK) $(BIN)/python -m pytest -n 2 --dist loadgroup tests/faults tests/spark/test_flow.py tests/spark/test_flow_killed.py \
-		tests/spark/test_flow_faults.py $(ARGS)
+		tests/spark/test_flow_faults.py tests/spark/test_demo.py \
+		tests/docs/test_examples.py::test_from_nothing_to_a_fresh_table $(ARGS)
 
 check: $(READY) ## formatter, linter, type checker and import layers
 	@$(BIN)/ruff format --check .

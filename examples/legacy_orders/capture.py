@@ -56,6 +56,16 @@ class CapturedFile(isam.IsamFile):
         )
         self._block = self.regulator.block
         self._end_block = self.regulator.end_block
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Hand over what is stored and never reached the spool: records of a block that had not ended when the program
+        was killed, and those from before the hook. The spool counts as the file does, which has one writer."""
+        size = self._layout.size
+        for row in range(self.regulator.taken + self.regulator.stats.dropped, self._rows):
+            self._block.append(os.pread(self._data, size, row * size))
+            if len(self._block) > self._block.limit:
+                self._end_block()
 
     def write(self, record: isam.Record, insert: Callable[..., bytes] = isam.IsamFile.write) -> bytes:
         stored = insert(self, record)

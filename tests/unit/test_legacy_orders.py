@@ -70,5 +70,34 @@ def test_the_hook_sends_what_the_application_writes(tmp_path: Path) -> None:
     assert all(row["amount"] % row["quantity"] == 0 for row in rows)
 
 
+def test_orders_that_a_killed_application_left_in_its_block_are_sent_by_the_next_run(tmp_path: Path) -> None:
+    with Server(tmp_path / "staging", http_port=None) as server:
+        settings = tmp_path / "capture.ini"
+        settings.write_text(f"[capture]\nblock = 100\nhost = 127.0.0.1\nport = {server.url.rpartition(':')[2]}\n")
+        begin = "import os, pathlib, sys, capture, orders\ntill = orders.Till(pathlib.Path(sys.argv[1]))\n"
+        killed = (
+            f"{begin}till._file.regulator._linger = 60\n"
+            "for number in range(250): till.order(number, number, 1, 5)\n"
+            "os.kill(os.getpid(), 9)"
+        )
+        again = f"{begin}till.order(250, 250, 1, 5)\ntill.close()"
+        shop = tmp_path / "shop"
+        shop.mkdir()
+        for program, code in ((killed, -9), (again, 0)):
+            done = subprocess.run(
+                [sys.executable, "-c", program, str(shop)],
+                cwd=FOLDER,
+                env={"CAPTURE_INI": str(settings), "PATH": ""},
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == code, done.stderr
+        with connect(server.url) as client:
+            end = client.stream("orders").end
+            rows = [row for batch in client.read("orders", 0, end=end) for row in batch.to_pylist()]
+    assert [row["customer"] for row in rows] == list(range(251))
+
+
 def test_the_hook_is_small() -> None:
     assert len((FOLDER / "capture.py").read_text().splitlines()) < 100

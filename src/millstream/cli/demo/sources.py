@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -71,7 +70,6 @@ def legacy(folder: Path, rates: Path, *, share: float, products: int) -> None:
     sys.path.insert(0, str(APPLICATION))
     importlib.import_module("capture")
     till = importlib.import_module("orders").Till(folder)
-    _catch_up(till._file)
     customers = Customers(products)
 
     def take(count: int) -> None:
@@ -82,18 +80,6 @@ def legacy(folder: Path, rates: Path, *, share: float, products: int) -> None:
         keep_rate(rates, share, take)
     finally:
         till.close()
-
-
-def _catch_up(file: Any) -> None:
-    """Hand over the records that a killed run has written to its file but not yet put into the spool.
-
-    They were in a block that had not ended. Both number the records alike, so the spool knows where to go on.
-    """
-    regulator = file.regulator
-    for row in range(regulator.taken, os.fstat(file._data).st_size // RECORD_BYTES):
-        regulator.block.append(os.pread(file._data, RECORD_BYTES, row * RECORD_BYTES))
-        if len(regulator.block) > regulator.block.limit:
-            regulator.end_block()
 
 
 def till(folder: Path, rates: Path, *, share: float, products: int) -> None:
