@@ -100,7 +100,7 @@ def test_map_segments_names_the_first_bad_one() -> None:
     memory = [np.frombuffer(message, dtype=np.uint8) for message in messages]
     starts = np.array([array.ctypes.data for array in memory], dtype=np.int64)
     lengths = np.array([array.nbytes for array in memory], dtype=np.int64)
-    sums = np.array([checksum(message) for message in messages], dtype=np.uint64)
+    sums = np.array([checksum(message) & 0xFFFFFFFF for message in messages], dtype=np.uint32)
     counts = np.arange(1, 5, dtype=np.int32)
     pages = PageTable(Layout.of(schema))
     numbers = np.array([pages.reserve(array) for array in memory], dtype=np.int64)
@@ -111,7 +111,7 @@ def test_map_segments_names_the_first_bad_one() -> None:
     assert check(sums, counts) == (-1, segments.OK)
     for bad in range(4):
         spoiled = sums.copy()
-        spoiled[bad] ^= np.uint64(1)
+        spoiled[bad] ^= np.uint32(1)
         assert check(spoiled, counts) == (bad, segments.BAD_CHECKSUM)
         wrong = counts.copy()
         wrong[bad] += 1

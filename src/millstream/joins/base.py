@@ -77,7 +77,7 @@ class Operator(ABC):
         )  # what optional parts are scaled by, so that the least budget holds the least of each
         self.output_bytes = self._least_output(master) + min(self.spare // 16, 8 << 20)
         self.slice_rows = LEAST_SLICE + min(self.spare // (32 * WORK_BYTES), 16_384 - LEAST_SLICE)
-        self.ledger.book("index", master.index_bytes)
+        self.ledger.book("index", self._index_bytes(master))
         self.ledger.book("output", self.output_bytes)
         self.ledger.book("work", self.slice_rows * WORK_BYTES)
         self.pages = PageTable(Layout.of(master.stored_schema))
@@ -96,8 +96,13 @@ class Operator(ABC):
     @classmethod
     def least_memory(cls, master: Master, brought: Sequence[str]) -> int:
         """The smallest budget that works."""
-        fixed = master.index_bytes + cls._least_output(master) + LEAST_SLICE * WORK_BYTES
+        fixed = cls._index_bytes(master) + cls._least_output(master) + LEAST_SLICE * WORK_BYTES
         return fixed + cls._least_index(master) + cls._least_own(master, brought)
+
+    @staticmethod
+    def _index_bytes(master: Master) -> int:
+        """Memory of the index of segments."""
+        return master.index_bytes
 
     @classmethod
     def _least_index(cls, master: Master) -> int:

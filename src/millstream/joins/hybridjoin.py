@@ -180,7 +180,8 @@ class HybridJoin(Operator):
         low = segment - segment % per_partition
         high = min(low + per_partition, len(index))
         wanted = np.arange(low, high, dtype=np.int64)
-        wanted = wanted[index.file[wanted] == index.file[segment]]
+        file = index.places(wanted)[0]
+        wanted = wanted[file == file[segment - low]]
         fits = self.buffer.fit(wanted)
         if fits == len(wanted):
             return wanted

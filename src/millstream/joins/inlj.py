@@ -72,7 +72,7 @@ class IndexNestedLoopJoin(Operator):
             taken = self._bring(segments[at:])
             end = at + taken
             which = self.slot_of[segments[at:end]].astype(np.int64)
-            counts = self.reader.index.rows[np.maximum(self.held, 0)]
+            counts = self.reader.index.rows[np.maximum(self.held, 0)].astype(np.int64)
             first, found = self.locator.rows(self.pages, keys[at:end], which, self.numbers, counts)
             self._absent += int((found == 0).sum())
             yield from self._resolve(refs[at:end], first, found)
@@ -118,8 +118,7 @@ class IndexNestedLoopJoin(Operator):
         self.stats.segments_read += len(missing)
         numbers = self.numbers[slots]
         bad, _ = kernel.map_segments(
-            starts, index.length[missing], index.checksum[missing], index.rows[missing],
-            self.pages.addresses, numbers, self.pages.layout.buffers,
+            starts, *index.contents(missing), self.pages.addresses, numbers, self.pages.layout.buffers,
         )  # fmt: skip
         if bad >= 0:
             raise CorruptMaster(

@@ -25,12 +25,12 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import InputError
+from ..kernels.collector import Collector, collectable
 from ..kernels.layout import Layout
 from ..kernels.window_table import WindowTable
 from ..master import Master, ParquetScan
 from ..master.cycle import Cycle, Piece, SegmentCycle
 from ..master.parquet_cycle import ParquetCycle, decoded_row_bytes
-from ..master.reader import SegmentReader, load_index
 from ..units import parse_bytes
 from .base import PAGE_SLACK, Operator
 from .conditions import Condition, as_condition
@@ -38,9 +38,13 @@ from .theta import SORTED_BYTES, Matcher, gathered
 from .window import PAGE_OVERHEAD, HeldResults, Packet, Window
 
 DISK_BUFFER = 8 << 20  # larger reads make few and large steps; more hardly helps
+READ_BYTES = 160_000  # what the disk gives while a step of any size is prepared
 PARQUET_BUFFER = 16 << 20
 LEAST_ROWS = 64
 LEAST_BYTES = 32 * 1024
+PACKET_BUDGET = 64 * PAGE_OVERHEAD  # memory for each packet of the window, at least
+LEAST_COLLECTED = 64  # rows: fewer are not worth collecting
+MOST_COLLECTED = 1 << 15
 FOREVER = 1 << 62
 
 
@@ -80,6 +84,10 @@ class ScanJoin(Operator):
         super().__init__(cast(Master, master), on=on, **arguments)
 
     # -- memory ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _index_bytes(master: Master | ParquetScan) -> int:
+        return master.scan_bytes
 
     @classmethod
     def _least_index(cls, master: Master) -> int:
@@ -133,6 +141,12 @@ class ScanJoin(Operator):
         if self.ordered:
             self.held = HeldResults(self.pages, list(plan.brought), self.ledger)
         self._make_memory()
+        self._collectors: tuple[Collector, ...] = ()
+        own, brought = range(len(plan.stream)), plan.brought if self.how in ("inner", "left") else []
+        if collectable(self.stream.layout, own) and collectable(self.pages.layout, brought):
+            self._collectors = (Collector(self.stream, own), Collector(self.pages, brought))
+        self._marks = np.empty(0, dtype=np.bool_)
+        self._pairs_found = np.empty((2, self._step), dtype=np.int64)
         self.window = Window(self.stream, self.ledger, capacity=self._capacity())
         self._plan_iterations()
 
@@ -142,19 +156,17 @@ class ScanJoin(Operator):
     def _default_buffer(self, least: int) -> int:
         if isinstance(self.relation, ParquetScan):
             return max(least, min(PARQUET_BUFFER, self.spare // 6))
-        return least + min(DISK_BUFFER, self.spare // 16)
+        return least + default_buffer(self.spare)
 
     def _cycle(self, needed: Sequence[str], *, keyless: bool) -> Cycle:
         master = self.relation
         if isinstance(master, ParquetScan):
             key = [] if keyless else master.key
             return ParquetCycle(master, self.pages, key=key, rest=needed, size=self.disk_buffer)
-        if not keyless:
-            return SegmentCycle(master.reader(), self.pages, key=master.cluster_column, size=self.disk_buffer)
-        parts = (*master.manifest.parts, *master.manifest.null_parts)  # rows without a key may fulfil the condition
-        reader = SegmentReader(master.store, parts, load_index(master.store, parts), direct=master.direct)
-        self.disk_buffer = max(self.disk_buffer, int(reader.index.length.max(initial=0)) + 2 * PAGE_SLACK)
-        return SegmentCycle(reader, self.pages, key=None, size=self.disk_buffer)
+        reader = master.scan_reader(null_keys=keyless)  # rows without a key may fulfil the condition
+        if keyless:
+            self.disk_buffer = max(self.disk_buffer, int(reader.index.length.max(initial=0)) + 2 * PAGE_SLACK)
+        return SegmentCycle(reader, self.pages, key=None if keyless else master.cluster_column, size=self.disk_buffer)
 
     def _capacity(self) -> int:
         """Rows that the window is made for."""
@@ -182,12 +194,10 @@ class ScanJoin(Operator):
 
     def _pages_of(self, size: int) -> int:
         """b: how many pages of R a buffer of that size holds."""
-        statistics = self.relation.statistics
-        if isinstance(self.relation, ParquetScan):
-            names = [*self.relation.key, *self.brought]
-            page = self.relation.rows / max(1, self.scan.total) * decoded_row_bytes(self.relation, names)
-        else:
-            page = statistics.bytes / max(1, statistics.segments) + 64
+        if not isinstance(self.relation, ParquetScan):
+            return self.scan.step
+        names = [*self.relation.key, *self.brought]
+        page = self.relation.rows / max(1, self.scan.total) * decoded_row_bytes(self.relation, names)
         return max(1, min(max(1, self.scan.pages), int(size / max(1.0, page))))
 
     def _iterations(self, b: int) -> int:
@@ -199,7 +209,7 @@ class ScanJoin(Operator):
 
         In a small memory an iteration is longer than a read, so that what a packet takes beside its rows stays small.
         """
-        packets = max(1, self.ledger.budget // (16 * PAGE_OVERHEAD))
+        packets = max(1, self.ledger.budget // PACKET_BUDGET)
         self.b = max(self._pages_of(self.disk_buffer), -(-self.scan.pages // packets) if self._window is None else 1)
         self.w = self._window or max(1, self.window.table.capacity // self._iterations(self.b))
 
@@ -289,7 +299,8 @@ class ScanJoin(Operator):
         yield from self._expire()
         packets, done = self.window.packets, 0
         while done < b and packets:
-            piece = self.scan.next(min(b - done, packets[0].ends - self.clock), needed - done)
+            limit = packets[0].ends - self.clock  # nobody is there who began within a chunk, unless b is smaller
+            piece = self.scan.next(min(limit, b - done) if b < self.scan.step else limit, needed - done)
             self._book_pieces()
             yield from self._join(piece)
             self.clock += piece.pages
@@ -316,7 +327,7 @@ class ScanJoin(Operator):
                 yield from self._matches(numbers % self.window.table.capacity, right[at])
             return
         at = np.array([0, -2], dtype=np.int64)
-        slots, rows = (np.empty(self._step, dtype=np.int64) for _ in range(2))
+        slots, rows = self._pairs_found
         while True:
             found = self.window.table.match(piece.codes, at, slots, rows)
             if found:
@@ -405,8 +416,63 @@ class ScanJoin(Operator):
         order = np.argsort(numbers, kind="stable")
         yield from self._output(refs[numbers[order] - first], right[order])
 
+    # -- results -----------------------------------------------------------------------------------------------
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        yield from super().process(batch)
+        yield from self._collected()
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        yield from super().flush()
+        yield from self._collected()
+
     def _output(self, left: np.ndarray, right: np.ndarray | None) -> Iterator[pa.RecordBatch]:
-        """Results; with a `marker` there is one column more that says whether a row matched."""
+        """Results; a few are collected until there are many, as each piece of R gives a few."""
+        while self._collectors and len(left):
+            taken = self._collect_results(left, right)
+            left, right = left[taken:], right[taken:] if right is not None else None
+            if len(left):
+                yield from self._collected()
+                if not taken:
+                    break
+        if len(left):
+            yield from self._at_once(left, right)
+
+    def _collect_results(self, left: np.ndarray, right: np.ndarray | None) -> int:
+        """Copy the first of some results, as many as there is room for; how many."""
+        mine, theirs = self._collectors
+        if not mine.capacity:
+            rows = int(self.output_bytes / (1 + mine.row_bytes + (theirs.row_bytes if right is not None else 0)))
+            if rows < LEAST_COLLECTED:
+                return 0
+            for collector in self._collectors:
+                collector.allocate(min(rows, MOST_COLLECTED))
+            if self.marker is not None:
+                self._marks = np.empty(mine.capacity, dtype=np.bool_)
+        taken = mine.fitting(left)
+        if right is not None:
+            taken = theirs.append(right[:taken])
+        if self.marker is not None and right is not None:
+            self._marks[mine.rows : mine.rows + taken] = right[:taken] >= 0
+        mine.append(left[:taken])
+        return taken
+
+    def _collected(self) -> Iterator[pa.RecordBatch]:
+        """The results that were collected."""
+        if self.plan is None or not self._collectors or not self._collectors[0].rows:
+            return
+        mine, theirs = self._collectors
+        rows = mine.rows
+        with_master = self.how in ("inner", "left")
+        columns = mine.columns() + (theirs.columns() if with_master else [])
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.plan.output)
+        if self.marker is not None and with_master:
+            batch = batch.append_column(self.marker, pa.array(self._marks[:rows]))
+        self.stats.rows_out += rows
+        yield batch
+
+    def _at_once(self, left: np.ndarray, right: np.ndarray | None) -> Iterator[pa.RecordBatch]:
+        """Results that cannot be collected; with a `marker` one column more says whether a row matched."""
         if self.marker is None or right is None:
             yield from super()._output(left, right)
             return
@@ -424,6 +490,15 @@ class ScanJoin(Operator):
     def close(self) -> None:
         if self.plan is not None:
             self.scan.close()
+
+
+def default_buffer(spare: int) -> int:
+    """A disk buffer that needs no tuning: what reading in larger pieces saves is no more than what the rows lose.
+
+    A turn of R takes R / s steps and the time to read R; the window has what the buffers leave of the memory M. The
+    rate of (M - 2 s) / (R / s * step + R / disk) tuples a second is the highest near s = sqrt(M * step * disk / 2).
+    """
+    return min(DISK_BUFFER, spare // 8, int((READ_BYTES * spare) ** 0.5))
 
 
 def _row_bytes(schema: pa.Schema) -> float:

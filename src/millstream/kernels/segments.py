@@ -30,26 +30,31 @@ def read_runs(files, offsets, lengths, slack, targets):
 
 
 @njit(cache=True, nogil=True)
-def plan_runs(wanted, file, offset, length, gap, page, runs, places):
+def plan_runs(wanted, part_start, offset, length, gap, page, runs, places):
     """Group rising segment numbers into runs of bytes that are read at once; the number of runs.
 
+    File f has the segments `part_start[f]` to `part_start[f + 1]`.
     Segments of one file at most `gap` bytes apart go together. Reads are aligned to `page` bytes unless it is 0.
     `runs` takes file, offset, length, place in memory and first segment of each run, `places` where each segment lies.
     """
     k = -1
     target = np.int64(0)
     end = np.int64(0)
+    file = np.int64(0)
     for i in range(wanted.shape[0]):
-        at = offset[wanted[i]]
-        if k < 0 or file[wanted[i]] != runs[0, k] or at - end > gap:
+        at = np.int64(offset[wanted[i]])
+        new = i == 0 or wanted[i] >= part_start[file + 1]
+        if new:
+            file = np.searchsorted(part_start, wanted[i], side="right") - 1
+        if new or at - end > gap:
             if k >= 0:
                 target = _close_run(runs, k, end, page)
             k += 1
-            runs[0, k] = file[wanted[i]]
+            runs[0, k] = file
             runs[1, k] = at - at % page if page else at
             runs[3, k] = target
             runs[4, k] = i
-        end = at + length[wanted[i]]
+        end = at + np.int64(length[wanted[i]])
         places[i] = runs[3, k] + at - runs[1, k]
     if k >= 0:
         _close_run(runs, k, end, page)
@@ -65,14 +70,18 @@ def _close_run(runs, k, end, page):
 
 
 @njit(cache=True, nogil=True)
-def fit_runs(wanted, file, offset, length, gap, slack, size):
+def fit_runs(wanted, part_start, offset, length, gap, slack, size):
     """How many of the first wanted segments a memory of `size` bytes can hold when runs take up to `slack` more."""
     used = np.int64(0)
     end = np.int64(0)
+    file = np.int64(0)
     for i in range(wanted.shape[0]):
-        at = offset[wanted[i]]
-        stop = at + length[wanted[i]]
-        if i and file[wanted[i]] == file[wanted[i - 1]] and at - end <= gap:
+        new = i == 0 or wanted[i] >= part_start[file + 1]
+        if new:
+            file = np.searchsorted(part_start, wanted[i], side="right") - 1
+        at = np.int64(offset[wanted[i]])
+        stop = at + np.int64(length[wanted[i]])
+        if not new and at - end <= gap:
             used += stop - end
         else:
             used += stop - at + slack
@@ -147,9 +156,9 @@ def map_segments(starts, lengths, checksums, counts, table, pages, buffers):
 
 @njit(inline="always")
 def _map_checked(start, length, checksum, count, row, buffers):
-    if hash_bytes(start, length, np.uint64(0)) != checksum:
+    if np.uint32(hash_bytes(start, np.int64(length), np.uint64(0)) & np.uint64(0xFFFFFFFF)) != checksum:
         return BAD_CHECKSUM
-    return OK if map_segment(start, length, row, buffers) == count else BAD_MESSAGE
+    return OK if map_segment(start, np.int64(length), row, buffers) == np.int64(count) else BAD_MESSAGE
 
 
 @njit(cache=True, nogil=True)
@@ -180,6 +189,67 @@ def key_at(address, width, row):
     if width == 2:
         return np.int64(load_i16(address + 2 * row))
     return np.int64(load_i8(address + row))
+
+
+@njit(cache=True, nogil=True)
+def check_chunk(first, stop, address, places, length, checksum, rows, table, buffer, width, starts, codes):
+    """Check segments `first` to `stop` of an index, that lie at `places` behind an address, and map each to a row.
+
+    `starts` takes the number of rows before each segment and in all, `codes` the keys of all rows, which lie in a
+    buffer of each segment, in so many bytes; there are none if `buffer` is -1. (first bad one, why) or (-1, OK)
+    """
+    k = 0
+    starts[0] = 0
+    for s in range(stop - first):
+        at = first + s
+        why = _map_checked(address + places[s], length[at], checksum[at], rows[at], table[s], table.shape[1])
+        if why != OK:
+            return at, why
+        count = np.int64(rows[at])
+        starts[s + 1] = starts[s] + count
+        if buffer >= 0:
+            keys = table[s, buffer]
+            for row in range(count):
+                codes[k] = key_at(keys, width, row)
+                k += 1
+    return -1, OK
+
+
+@njit(cache=True, nogil=True)
+def read_chunk(
+    first, stop, address, part_start, offset, length, checksum, rows, descriptors, gap, page, table, buffer, width,
+    starts, codes, read
+):  # fmt: skip
+    """Read segments `first` to `stop`, then check and map them as `check_chunk` does.
+
+    `read` takes the number of reads and of bytes.
+    """
+    wanted = np.arange(first, stop)
+    runs = np.empty((5, stop - first + 1), dtype=np.int64)
+    places = np.empty(stop - first, dtype=np.int64)
+    count = plan_runs(wanted, part_start, offset, length, gap, page, runs, places)
+    read[0] = count
+    read[1] = 0
+    for i in range(count):
+        descriptor = descriptors[runs[0, i] : runs[0, i] + 1]
+        target = runs[3, i : i + 1] + address
+        if read_runs(descriptor, runs[1, i : i + 1], runs[2, i : i + 1], max(0, page - 1), target) >= 0:
+            return first + runs[4, i], SHORT_READ
+        read[1] += runs[2, i]
+    return check_chunk(first, stop, address, places, length, checksum, rows, table, buffer, width, starts, codes)
+
+
+@njit(cache=True, nogil=True)
+def refs_of(rows, low, starts, numbers):
+    """References of rows of a chunk, whose segments begin at `starts` and have the page numbers `numbers`."""
+    refs = np.empty(rows.shape[0], dtype=np.int64)
+    page = np.int64(0)
+    for i in range(rows.shape[0]):
+        at = rows[i] + low
+        if at < starts[page] or at >= starts[page + 1]:
+            page = np.searchsorted(starts, at, side="right") - 1
+        refs[i] = (numbers[page] << 32) | (at - starts[page])
+    return refs
 
 
 @njit(cache=True, nogil=True)

@@ -5,6 +5,9 @@ the oldest to the youngest; whoever is the oldest of all is the first of its buc
 
     ring   | . . 7 8 9 10 11 . . |        buckets --> 7 --> 10          (first, last)
                  ^ oldest     ^ next                   8
+
+Most keys of R are not in the window: a bit for each hash, which fits into the processor's cache, tells so. Bits of
+tuples that have left stay until they are many; then all are set anew.
 """
 
 from __future__ import annotations
@@ -14,31 +17,32 @@ from numba import njit, uint64
 
 from .hashing import mix
 from .memory import prefetch
-from .segments import key_at
 
 TUPLE_BYTES = 8 + 8 + 4 + 1  # key, reference, next of the bucket, whether it has matched
-BUCKET_BYTES = 8  # first and last
+BUCKET_BYTES = 8 + 1  # first and last, and the bits of hashes
 
-_OLDEST, _NEXT = range(2)
-AHEAD = 32  # keys whose buckets and tuples are on their way to the processor while others are looked at
+_OLDEST, _NEXT, _FRESH = range(3)  # _FRESH: the oldest tuple when the bits were set
+BLOCK = 256  # keys that are looked at together
 
 
 class WindowTable:
     """At most `capacity` tuples.
 
     Invariants: 1. the tuples there are those numbered `oldest <= number < next`, `next - oldest <= capacity`; 2. a
-    tuple that was added with a key is in the list of its bucket, once, and that list is in the order of numbers.
+    tuple that was added with a key is in the list of its bucket, once, and that list is in the order of numbers;
+    3. the bit of its key's hash is set.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._first = np.full(_buckets(capacity), -1, dtype=np.int32)
         self._last = np.empty(len(self._first), dtype=np.int32)
+        self._bits = np.zeros(len(self._first) // 8, dtype=np.uint64)
         self._key = np.empty(capacity, dtype=np.int64)
         self._following = np.empty(capacity, dtype=np.int32)
         self.ref = np.empty(capacity, dtype=np.int64)
         self.matched = np.zeros(capacity, dtype=np.bool_)
-        self._state = np.zeros(2, dtype=np.int64)
+        self._state = np.zeros(3, dtype=np.int64)
 
     @staticmethod
     def bytes_for(capacity: int) -> int:
@@ -71,15 +75,16 @@ class WindowTable:
         """Append tuples, the youngest last; those that are not `hashed` are never found by key."""
         assert len(keys) <= self.room
         _insert(
-            keys, refs, hashed, self._first, self._last, self._key, self._following, self.ref, self.matched, self._state
-        )
+            keys, refs, hashed, self._first, self._last, self._bits, self._key, self._following, self.ref, self.matched,
+            self._state,
+        )  # fmt: skip
 
     def match(self, keys: np.ndarray, at: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> int:
         """Pairs of tuples and keys that are equal, as many as `slots` and `rows` hold; how many.
 
         `at` says where to go on, and holds (0, -2) at first: position in `keys`, and the tuple to look at next.
         """
-        return int(_match(keys, at, slots, rows, self._first, self._key, self._following))
+        return int(_match(keys, at, slots, rows, self._first, self._bits, self._key, self._following))
 
     def keys(self, first: int, stop: int) -> np.ndarray:
         """The keys of the tuples of some numbers."""
@@ -88,13 +93,16 @@ class WindowTable:
     def expire(self, stop: int) -> None:
         """Let the tuples with numbers below `stop` go."""
         _expire(stop, self._first, self._key, self._following, self._state)
+        if 2 * (self.oldest - int(self._state[_FRESH])) > self.capacity:
+            _set_bits(self._first, self._bits, self._key, self._following)
+            self._state[_FRESH] = self.oldest
 
     def resized(self, capacity: int) -> WindowTable:
         """A table of another capacity with the same tuples and numbers."""
         assert capacity >= self.tuples
         other = WindowTable(capacity)
         slots = self.slots(self.oldest, self.next)
-        other._state[:] = self._state[_OLDEST]
+        other._state[:] = self.oldest
         hashed = np.zeros(len(slots), dtype=np.bool_)
         _mark_hashed(hashed, self._first, self._following, self.oldest, self.capacity)
         other.insert(self._key[slots], self.ref[slots], hashed)
@@ -111,10 +119,35 @@ def _bucket(key, first):
     return np.int64(mix(uint64(key)) & uint64(first.shape[0] - 1))
 
 
+@njit(inline="always")
+def _bit(key, bits):
+    """Which bit stands for a key, of a part of its hash that the bucket does not depend on."""
+    return np.int64((mix(uint64(key)) >> uint64(24)) & uint64(64 * bits.shape[0] - 1))
+
+
+@njit(inline="always")
+def _set_bit(key, bits):
+    bit = _bit(key, bits)
+    bits[bit >> 6] |= uint64(1) << uint64(bit & 63)
+
+
 @njit(cache=True, nogil=True)
-def _insert(new_keys, new_refs, hashed, first, last, key, following, ref, matched, state):
+def _set_bits(first, bits, key, following):
+    """Set the bits of the tuples that are there, and no others."""
+    bits[:] = 0
+    for bucket in range(first.shape[0]):
+        slot = first[bucket]
+        while slot >= 0:
+            _set_bit(key[slot], bits)
+            slot = following[slot]
+
+
+@njit(cache=True, nogil=True)
+def _insert(new_keys, new_refs, hashed, first, last, bits, key, following, ref, matched, state):
     capacity = key.shape[0]
-    for i in range(new_keys.shape[0]):
+    n = new_keys.shape[0]
+    for i in range(n):
+        prefetch(first.ctypes.data + 4 * _bucket(new_keys[min(i + 8, n - 1)], first))
         slot = np.int32(state[_NEXT] % capacity)
         state[_NEXT] += 1
         key[slot] = new_keys[i]
@@ -128,37 +161,47 @@ def _insert(new_keys, new_refs, hashed, first, last, key, following, ref, matche
             else:
                 following[last[bucket]] = slot
             last[bucket] = slot
+            _set_bit(new_keys[i], bits)
 
 
 @njit(cache=True, nogil=True)
-def _match(wanted, at, slots, rows, first, key, following):
+def _match(wanted, at, slots, rows, first, bits, key, following):
     limit = slots.shape[0]
     found = 0
     i = at[0]
     slot = at[1]
     n = wanted.shape[0]
-    heads = np.empty(AHEAD, dtype=np.int64)
+    likely = np.empty(BLOCK, dtype=np.int64)
     while i < n:
-        size = min(AHEAD, n - i)
-        for j in range(size):
-            heads[j] = _bucket(wanted[i + j], first)
-            prefetch(first.ctypes.data + 4 * heads[j])
-        for j in range(size):
-            heads[j] = first[heads[j]]
-            prefetch(key.ctypes.data + 8 * max(0, heads[j]))
-            prefetch(following.ctypes.data + 4 * max(0, heads[j]))
-        for j in range(size):
-            k = wanted[i + j]
+        size = min(BLOCK, n - i)
+        m = 0
+        if slot != -2:  # this one was not done
+            size = 1
+            likely[0] = i
+            m = 1
+        else:
+            for j in range(i, i + size):
+                bit = _bit(wanted[j], bits)
+                likely[m] = j
+                m += np.int64((bits[bit >> 6] >> uint64(bit & 63)) & uint64(1))
+            for j in range(m):
+                prefetch(first.ctypes.data + 4 * _bucket(wanted[likely[j]], first))
+            for j in range(m):
+                head = max(np.int64(0), np.int64(first[_bucket(wanted[likely[j]], first)]))
+                prefetch(key.ctypes.data + 8 * head)
+                prefetch(following.ctypes.data + 4 * head)
+        for j in range(m):
+            k = wanted[likely[j]]
             if slot == -2:
-                slot = heads[j]
+                slot = np.int64(first[_bucket(k, first)])
             while slot >= 0:
                 if key[slot] == k:
                     if found == limit:
-                        at[0] = i + j
+                        at[0] = likely[j]
                         at[1] = slot
                         return found
                     slots[found] = slot
-                    rows[found] = i + j
+                    rows[found] = likely[j]
                     found += 1
                 slot = np.int64(following[slot])
             slot = -2
@@ -172,6 +215,8 @@ def _match(wanted, at, slots, rows, first, key, following):
 def _expire(stop, first, key, following, state):
     capacity = key.shape[0]
     while state[_OLDEST] < stop:
+        coming = key[(state[_OLDEST] + 8) % capacity]
+        prefetch(first.ctypes.data + 4 * _bucket(coming, first))
         slot = np.int32(state[_OLDEST] % capacity)
         bucket = _bucket(key[slot], first)
         if first[bucket] == slot:
@@ -187,14 +232,3 @@ def _mark_hashed(hashed, first, following, oldest, capacity):
         while slot >= 0:
             hashed[(slot - base) % capacity] = True
             slot = following[slot]
-
-
-@njit(cache=True, nogil=True)
-def page_codes(table, buffer, width, counts, codes):
-    """The clustering keys of all rows of the first pages of a table, one after the other."""
-    k = 0
-    for page in range(counts.shape[0]):
-        address = table[page, buffer]
-        for row in range(counts[page]):
-            codes[k] = key_at(address, width, row)
-            k += 1

@@ -3,7 +3,7 @@
     position                     one thread reads, checks and decodes ahead
        v                               v
     [ p0  p1  p2  p3 | p4  p5  p6  p7 | ... | pN-1 ] --> p0 ...
-       present buffer    next buffer
+       present chunk     next chunks
 
 A page is a segment of a master, or a row group of unprepared Parquet. Whoever scans takes pieces: some whole pages, or
 a part of a row group that is too large for the buffer.
@@ -23,11 +23,11 @@ from ..errors import CorruptMaster
 from ..kernels import segments as kernel
 from ..kernels.layout import Layout
 from ..kernels.pages import PageTable
-from ..kernels.window_table import page_codes
-from .reader import SegmentReader
+from .reader import FAULTS, Fault, SegmentReader
 
 PAGE = 4096
 BUFFERS = 2  # of segments: one is joined while the other is read and checked
+NO_CODES = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ class Cycle(ABC):
         self.low, self.high = self.total * share // shares, self.total * (share + 1) // shares
         self.position = self.low
 
+    @property
+    def step(self) -> int:
+        """Pages that come at a time, at least."""
+        return 1
+
     @abstractmethod
     def next(self, limit: int, needed: int) -> Piece:
         """The next piece, at most `limit` pages; of all pages to come `needed` will be asked for, at least."""
@@ -98,11 +103,19 @@ class Cycle(ABC):
             self.position = self.low
 
 
+def _nothing() -> None:
+    """All columns of a segment are there from the start."""
+
+
 class _Buffer:
     """A piece of memory with some segments in it, mapped and their keys laid out."""
 
-    def __init__(self, size: int, columns: int) -> None:
-        self.allocate(size)
+    def __init__(self, columns: int) -> None:
+        self.memory = np.empty(0, dtype=np.uint8)
+        self.address = 0
+        self.codes = np.empty(0, dtype=np.int64)
+        self.starts = np.zeros(1, dtype=np.int64)
+        self.read = np.zeros(2, dtype=np.int64)
         self.table = np.zeros((0, columns), dtype=np.int64)
         self.numbers = np.empty(0, dtype=np.int64)
 
@@ -113,32 +126,33 @@ class _Buffer:
 
 @dataclass
 class _Chunk:
-    """Pages `first` to `stop` in a buffer; `starts[i]` is the row at which page i begins."""
+    """Pages `first` to `stop` in a buffer."""
 
     buffer: _Buffer
     first: int
     stop: int
-    codes: np.ndarray
-    starts: np.ndarray
-    reads: int
-    size: int
 
 
 class SegmentCycle(Cycle):
-    """Over the segments of a master, as many at a time as fit into `size` bytes."""
+    """Over the segments of a master, as many at a time as fit into `size` bytes.
+
+    A turn is cut into chunks of nearly the same number of pages, at the same places in each turn, so that whoever
+    begins with a chunk also ends with one.
+    """
 
     def __init__(self, reader: SegmentReader, pages: PageTable, *, key: str | None, size: int) -> None:
         super().__init__(len(reader.index))
         self.reader = reader
         self.table = pages
         self.key = pages.layout.column(key) if key is not None else None
-        self.size = -(-size // PAGE) * PAGE
-        columns = max(1, pages.layout.buffers)
-        self._buffers = [_Buffer(self.size, columns) for _ in range(BUFFERS)]
+        self._buffers = [_Buffer(max(1, pages.layout.buffers)) for _ in range(BUFFERS)]
         self._chunk: _Chunk | None = None
-        self._ahead: deque[tuple[Future[_Chunk], int]] = deque()
+        self._ahead: deque[tuple[Future[Fault], _Chunk]] = deque()
         self._read_at = 0
         self._turn = 0
+        self._bounds: np.ndarray | None = None
+        self._rows = 0  # of the chunk that has most
+        self.size = -(-size // PAGE) * PAGE
 
     @staticmethod
     def bytes_for(size: int, layout: Layout) -> int:
@@ -146,106 +160,100 @@ class SegmentCycle(Cycle):
         width = sum(max(0.125, node.width if not node.children else 0.125) for node in layout.columns)
         return BUFFERS * (size + 2 * PAGE + int(size * 8 / max(8.0, width)) + 1024)
 
+    @property
+    def step(self) -> int:
+        """Pages that are read at a time, at least."""
+        return max(1, self.pages // max(1, len(self.bounds) - 1))
+
+    @property
+    def bounds(self) -> np.ndarray:
+        """Where the chunks begin, and the end of the last one."""
+        if self._bounds is None:
+            self._bounds = self._cut()
+        return self._bounds
+
+    def _cut(self) -> np.ndarray:
+        """Cut the pages of a turn into as few chunks as fit."""
+        file, offset, length = self.reader.index.places(np.arange(self.low, self.high))
+        stop = offset + length
+        taken = length + 2 * PAGE
+        taken[1:] = np.where(file[1:] == file[:-1], stop[1:] - stop[:-1], taken[1:])
+        upto = np.concatenate(([0], np.cumsum(taken)))
+        chunks = max(1, min(self.pages, -(-int(upto[-1]) // self.size)))
+        while True:
+            bounds = np.arange(chunks + 1, dtype=np.int64) * self.pages // chunks
+            if chunks >= self.pages or int(np.diff(upto[bounds]).max(initial=0)) + 2 * PAGE <= self.size:
+                before = np.concatenate(([0], np.cumsum(self.reader.index.rows[self.low : self.high], dtype=np.int64)))
+                self._rows = int(np.diff(before[bounds]).max(initial=0))
+                return bounds + self.low
+            chunks = min(self.pages, chunks + 1 + chunks // 64)
+
+    def restrict(self, share: int, shares: int) -> None:
+        super().restrict(share, shares)
+        self._bounds = None
+
     def next(self, limit: int, needed: int) -> Piece:
         if self._chunk is None or self._chunk.stop == self.position or self._chunk.first > self.position:
             self._chunk = self._load(needed)
-        chunk = self._chunk
+        chunk, buffer = self._chunk, self._chunk.buffer
         begin = self.position - chunk.first
         taken = min(limit, chunk.stop - self.position)
-        low, high = int(chunk.starts[begin]), int(chunk.starts[begin + taken])
+        low, high = int(buffer.starts[begin]), int(buffer.starts[begin + taken])
         self._advance(taken)
         if self.position == self.low and chunk.first != self.low:
             self._chunk = None  # a relation that fits into the buffer stays there
 
         def refs(rows: np.ndarray) -> np.ndarray:
-            at = rows + low
-            page = np.searchsorted(chunk.starts, at, side="right") - 1
-            return (chunk.buffer.numbers[page] << 32) | (at - chunk.starts[page])
+            return kernel.refs_of(rows, low, buffer.starts[: chunk.stop - chunk.first + 1], buffer.numbers)
 
-        codes = chunk.codes[low:high] if len(chunk.codes) else chunk.codes
-        return Piece(taken, high - low, codes, refs, lambda: None)
+        return Piece(taken, high - low, buffer.codes[low:high] if self.key is not None else NO_CODES, refs, _nothing)
 
     def _load(self, needed: int) -> _Chunk:
         """Wait for the next chunk, and begin to read those behind it that will be needed."""
         if not self._ahead:
             self._read_at = self.position
             self._ahead.append(self._begin())
-        future, coming = self._ahead.popleft()
-        chunk = future.result()
-        self.reads += chunk.reads
-        self.bytes_read += chunk.size
-        buffer = chunk.buffer
-        self.table.addresses[buffer.numbers] = buffer.table[: len(buffer.numbers)]
-        coming += sum(pages for _, pages in self._ahead)
+        future, chunk = self._ahead.popleft()
+        coming = chunk.stop - chunk.first + sum(other.stop - other.first for _, other in self._ahead)
         while len(self._ahead) < BUFFERS - 1 and coming < needed and chunk.stop - chunk.first < self.pages:
             self._ahead.append(self._begin())
-            coming += self._ahead[-1][1]
+            coming += self._ahead[-1][1].stop - self._ahead[-1][1].first
+        bad, why = future.result()
+        if bad >= 0:
+            raise CorruptMaster(f"{self.reader.describe(bad)} {FAULTS[why]}; build the master again")
+        buffer = chunk.buffer
+        self.reads += int(buffer.read[0])
+        self.bytes_read += int(buffer.read[1])
+        self.table.addresses[buffer.numbers] = buffer.table
         return chunk
 
     def resize(self, size: int) -> None:
         """Read more or less at a time from the next chunk on."""
         self.size = -(-size // PAGE) * PAGE
+        self._bounds = None
 
-    def _begin(self) -> tuple[Future[_Chunk], int]:
-        """Have the next chunk read; how many pages it has."""
-        first = self._read_at
+    def _begin(self) -> tuple[Future[Fault], _Chunk]:
+        """Have the next chunk read, checked, mapped and its keys laid out, by a thread that leaves Python meanwhile."""
+        first, bounds = self._read_at, self.bounds
+        stop = int(bounds[np.searchsorted(bounds, first, side="right")])
         buffer = self._buffers[self._turn]
         self._turn = (self._turn + 1) % BUFFERS
         if len(buffer.memory) != self.size + PAGE:
             buffer.allocate(self.size)
             for number in buffer.numbers.tolist():
                 self.table.owners[number] = buffer.memory
-        stop = first + self._fit(first)
-        while len(buffer.numbers) < stop - first:
+        if len(buffer.numbers) < stop - first:
             more = [self.table.reserve(buffer.memory) for _ in range(stop - first - len(buffer.numbers))]
             buffer.numbers = np.append(buffer.numbers, np.array(more, dtype=np.int64))
-        if len(buffer.table) < len(buffer.numbers):
             buffer.table = np.zeros((len(buffer.numbers), buffer.table.shape[1]), dtype=np.int64)
+            buffer.starts = np.zeros(len(buffer.numbers) + 1, dtype=np.int64)
+        if self.key is not None and len(buffer.codes) < self._rows:
+            buffer.codes = np.empty(self._rows, dtype=np.int64)
         self._read_at = stop if stop < self.high else self.low
-        wanted = np.arange(first, stop, dtype=np.int64)
-        return self.thread.submit(self._read, buffer, wanted), len(wanted)
-
-    def _fit(self, first: int) -> int:
-        """How many pages from one on the buffer holds; at least one is asked for."""
-        index = self.reader.index
-        wanted = slice(first, min(self.high, first + 64 + self.size // 512))
-        start, end, file = index.offset[wanted], index.offset[wanted] + index.length[wanted], index.file[wanted]
-        step = end - start + 2 * PAGE
-        step[1:] = np.where(file[1:] == file[:-1], end[1:] - end[:-1], step[1:])
-        return max(1, int(np.searchsorted(np.cumsum(step), self.size, side="right")))
-
-    def _read(self, buffer: _Buffer, wanted: np.ndarray) -> _Chunk:
-        """Read, check and map segments; runs in the thread that reads ahead, which alone uses the reader."""
-        index, reader = self.reader.index, self.reader
-        runs = reader.runs(wanted)
-        assert runs.nbytes <= len(buffer.memory) - PAGE
-        short = reader.read(runs, buffer.address)
-        if short >= 0:
-            behind = (index.file[wanted] == runs.file[short]) & (index.offset[wanted] >= runs.offset[short])
-            raise CorruptMaster(
-                f"{reader.describe(int(wanted[int(np.argmax(behind))]))} is cut off; build the master again"
-            )
-        counts = index.rows[wanted]
-        bad, why = kernel.map_segments(
-            runs.position + buffer.address,
-            index.length[wanted],
-            index.checksum[wanted],
-            counts,
-            buffer.table,
-            np.arange(len(wanted), dtype=np.int64),
-            self.table.layout.buffers,
-        )
-        if bad >= 0:
-            reason = (
-                "its checksum does not fit its content" if why == kernel.BAD_CHECKSUM else "it is not a record batch"
-            )
-            raise CorruptMaster(f"{reader.describe(int(wanted[bad]))} is damaged: {reason}; build the master again")
-        starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-        codes = np.empty(int(starts[-1]) if self.key is not None else 0, dtype=np.int64)
-        if self.key is not None:
-            page_codes(buffer.table, self.key.first + 1, self.key.width, counts, codes)
-        return _Chunk(
-            buffer, int(wanted[0]), int(wanted[-1]) + 1, codes, starts, len(runs.file), int(runs.length.sum())
+        key = (self.key.first + 1, self.key.width) if self.key is not None else (-1, 8)
+        mapped = (buffer.table, *key, buffer.starts, buffer.codes)
+        return self.reader.read_chunk(self.thread, first, stop, buffer.address, buffer.read, *mapped), _Chunk(
+            buffer, first, stop
         )
 
     def _forget(self) -> None:

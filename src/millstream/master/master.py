@@ -16,7 +16,7 @@ from . import manifest as manifests
 from .files import Store
 from .manifest import Layout, Manifest, Part, Statistics
 from .parts import DENSE_SCHEMA, stored_schema
-from .reader import BYTES_PER_SEGMENT, DiskBuffer, KeyFilter, SegmentIndex, SegmentReader, load_filter, load_index
+from .reader import DiskBuffer, KeyFilter, SegmentIndex, SegmentReader, index_bytes, load_filter, load_index
 from .scan import ParquetScan
 
 
@@ -111,7 +111,12 @@ class Master:
     def index_bytes(self) -> int:
         """Memory that the index takes once loaded."""
         parts = (*self.manifest.parts, *self.manifest.dense_parts)
-        return sum(part.segments * BYTES_PER_SEGMENT + 8 for part in parts) + 16
+        return index_bytes(parts, self.statistics.max_segment_bytes)
+
+    @property
+    def scan_bytes(self) -> int:
+        """Memory that the index takes for a scan, which needs no keys."""
+        return index_bytes(self.manifest.parts, self.statistics.max_segment_bytes, keys=False)
 
     def load_filter(self) -> KeyFilter:
         """The membership filter over all keys."""
@@ -124,6 +129,11 @@ class Master:
     def reader(self) -> SegmentReader:
         """A reader of the segments that hold the rows."""
         return SegmentReader(self.store, self.manifest.parts, self.index, direct=self.direct)
+
+    def scan_reader(self, *, null_keys: bool = False) -> SegmentReader:
+        """A reader for scans of all segments, on request also of those with rows whose key is NULL."""
+        parts = (*self.manifest.parts, *(self.manifest.null_parts if null_keys else ()))
+        return SegmentReader(self.store, parts, load_index(self.store, parts, keys=False), direct=self.direct)
 
     def dense_reader(self) -> SegmentReader:
         """A reader of the on-disk index (layout "frequency")."""

@@ -27,50 +27,72 @@ IN_FLIGHT = 4
 
 @dataclass(frozen=True)
 class SegmentIndex:
-    """The sparse index: for each segment its first key and where it lies. Global segment number = position."""
+    """The sparse index: for each segment its first key and where it lies. Global segment number = position.
+
+    An index without keys serves who reads all of R. Numbers are as narrow as those of all segments allow, so do not
+    calculate with them: `places` gives them in full width.
+    """
 
     first_key: np.ndarray
-    file: np.ndarray
     offset: np.ndarray
     length: np.ndarray
     rows: np.ndarray
-    checksum: np.ndarray
+    checksum: np.ndarray  # its lower half
     part_start: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.first_key)
+        return len(self.offset)
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.first_key, self.file, self.offset, self.length, self.rows, self.checksum, self.part_start)
+        arrays = (self.first_key, self.offset, self.length, self.rows, self.checksum, self.part_start)
         return sum(array.nbytes for array in arrays)
 
     def segment_of(self, keys: np.ndarray) -> np.ndarray:
         """The only segment that can hold each key, -1 for keys before the first one."""
         return np.searchsorted(self.first_key, keys, side="right") - 1
 
+    def places(self, wanted: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """File, offset and length of some segments, given by a number or an array of them."""
+        file = np.searchsorted(self.part_start, wanted, side="right") - 1
+        return file, self.offset[wanted].astype(np.int64), self.length[wanted].astype(np.int64)
 
-BYTES_PER_SEGMENT = 8 + 4 + 8 + 4 + 4 + 8
+    def contents(self, wanted: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Length, checksum and rows of some segments."""
+        return self.length[wanted].astype(np.int64), self.checksum[wanted], self.rows[wanted].astype(np.int64)
 
 
-def load_index(store: Store, parts: tuple[Part, ...]) -> SegmentIndex:
+KEY_BYTES = 8
+NARROW = (np.uint32, np.uint16, np.uint16)  # offset, length, rows
+WIDE = (np.int64, np.int64, np.int64)
+
+
+def index_bytes(parts: tuple[Part, ...], largest: int, *, keys: bool = True) -> int:
+    """Memory that the index of some parts takes, whose largest segment has so many bytes."""
+    narrow = largest < 1 << 16 and all(part.bytes < 1 << 32 for part in parts)
+    entry = sum(np.dtype(kind).itemsize for kind in (NARROW if narrow else WIDE)) + 4 + (KEY_BYTES if keys else 0)
+    return sum(part.segments * entry + 8 for part in parts) + 16
+
+
+def load_index(store: Store, parts: tuple[Part, ...], *, keys: bool = True) -> SegmentIndex:
     """Read the index files of some parts, checked."""
     tables = [_read_checked(store, part.index, part.index_checksum) for part in parts]
     counts = [table.num_rows for table in tables]
 
-    def column(name: str, dtype: type) -> np.ndarray:
+    def column(name: str) -> np.ndarray:
         arrays = [table.column(name).to_numpy() for table in tables]
-        values = np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
-        wide = dtype is np.int32 and int(values.max(initial=0)) > np.iinfo(np.int32).max  # one key of gigabytes
-        return np.ascontiguousarray(values, dtype=np.int64 if wide else dtype)
+        return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
 
+    offset, length, rows = (column(name) for name in ("offset", "length", "rows"))
+    largest = max(int(length.max(initial=0)), int(rows.max(initial=0)))
+    narrow = largest < 1 << 16 and int(offset.max(initial=0)) + largest < 1 << 32
+    of_offset, of_length, of_rows = NARROW if narrow else WIDE
     return SegmentIndex(
-        first_key=column("first_key", np.int64),
-        file=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
-        offset=column("offset", np.int64),
-        length=column("length", np.int32),
-        rows=column("rows", np.int32),
-        checksum=column("checksum", np.uint64),
+        first_key=np.ascontiguousarray(column("first_key"), dtype=np.int64) if keys else np.empty(0, dtype=np.int64),
+        offset=offset.astype(of_offset),
+        length=length.astype(of_length),
+        rows=rows.astype(of_rows),
+        checksum=column("checksum").astype(np.uint64).astype(np.uint32),
         part_start=np.concatenate(([0], np.cumsum(counts, dtype=np.int64))) if parts else np.zeros(1, dtype=np.int64),
     )
 
@@ -170,25 +192,25 @@ class SegmentReader:
         runs = np.empty((5, len(wanted) + 1), dtype=np.int64)
         places = np.empty(len(wanted), dtype=np.int64)
         page = PAGE if self.direct else 0
-        count = kernel.plan_runs(wanted, index.file, index.offset, index.length, self.gap, page, runs, places)
+        count = kernel.plan_runs(wanted, index.part_start, index.offset, index.length, self.gap, page, runs, places)
         file, offset, length, target, first = runs[:, :count]
         return Runs(file.astype(np.int32), offset, length, target, places, np.append(first, len(wanted)))
 
     def single_runs(self, wanted: np.ndarray, targets: np.ndarray) -> Runs:
         """One read for each segment, in any order, each to its own place."""
-        start = self.index.offset[wanted]
-        stop = start + self.index.length[wanted]
+        file, start, length = self.index.places(wanted)
+        stop = start + length
         offset = start & -PAGE if self.direct else start
         length = (stop + PAGE - 1 & -PAGE if self.direct else stop) - offset
         each = np.arange(len(wanted) + 1)
-        return Runs(self.index.file[wanted], offset, length, targets.astype(np.int64), targets + (start - offset), each)
+        return Runs(file.astype(np.int32), offset, length, targets.astype(np.int64), targets + (start - offset), each)
 
     def fetch(
         self, wanted: np.ndarray, runs: Runs, address: int, rows: np.ndarray, *, in_flight: int
     ) -> list[Future[Fault]]:
         """Start to read the runs of wanted segments to memory at an address, to check them and to map each to a row."""
         index = self.index
-        segments = (runs.position + address, index.length[wanted], index.checksum[wanted], index.rows[wanted], rows)
+        segments = (runs.position + address, *index.contents(wanted), rows)
         for number in np.unique(runs.file).tolist():
             self._open(number)
         if not self.store.local:
@@ -217,6 +239,39 @@ class SegmentReader:
         starts, sizes, sums, counts, rows = (array[low:high] for array in segments)
         bad, why = kernel.map_segments(starts, sizes, sums, counts, rows, np.arange(high - low), rows.shape[1])
         return (int(low + bad) if bad >= 0 else -1), int(why)
+
+    def read_chunk(
+        self, pool: ThreadPoolExecutor, first: int, stop: int, address: int, read: np.ndarray, *mapped: Any
+    ) -> Future[Fault]:
+        """Have neighbouring segments read by a thread of a pool, checked and mapped.
+
+        `read` takes the numbers of reads and of bytes, `mapped` is what `kernel.check_chunk` fills in.
+        """
+        index = self.index
+        low, high = np.searchsorted(index.part_start, (first, stop - 1), side="right").tolist()
+        for number in range(low - 1, high):
+            if self._descriptors[number] < 0:
+                self._open(number)
+        if not self.store.local:
+            return pool.submit(self._read_chunk_remote, first, stop, address, read, *mapped)
+        page = PAGE if self.direct else 0
+        table, buffer, width, starts, codes = mapped
+        return pool.submit(
+            kernel.read_chunk, first, stop, address, index.part_start, index.offset, index.length, index.checksum,
+            index.rows, self._descriptors, self.gap, page, table, buffer, width, starts, codes, read,
+        )  # fmt: skip
+
+    def _read_chunk_remote(self, first: int, stop: int, address: int, read: np.ndarray, *mapped: Any) -> Fault:
+        runs = self.runs(np.arange(first, stop, dtype=np.int64))
+        read[:] = len(runs.file), runs.length.sum()
+        for i in range(len(runs.file)):
+            if self._read_remote(runs, i, address) >= 0:
+                return first + int(runs.first[i]), kernel.SHORT_READ
+        index = self.index
+        bad, why = kernel.check_chunk(
+            first, stop, address, runs.position, index.length, index.checksum, index.rows, *mapped
+        )
+        return int(bad), int(why)
 
     def read(self, runs: Runs, address: int) -> int:
         """Read runs in this thread, one after the other."""
@@ -257,9 +312,9 @@ class SegmentReader:
 
     def describe(self, segment: int) -> str:
         """A segment for an error message: its file, its number and where it lies."""
-        number = int(self.index.file[segment])
+        number, offset, length = (int(value) for value in self.index.places(segment))
         inside = segment - int(self.index.part_start[number])
-        where = f"bytes {self.index.offset[segment]} to {self.index.offset[segment] + self.index.length[segment]}"
+        where = f"bytes {offset} to {offset + length}"
         return f"segment {inside} of {self.store.full(self.parts[number].file)} ({where})"
 
 
@@ -291,7 +346,7 @@ def _fetch(*arguments: Any) -> Fault:
     return int(bad), int(why)
 
 
-_WHY = {
+FAULTS = {
     kernel.SHORT_READ: "is cut off",
     kernel.BAD_CHECKSUM: "is damaged: its checksum does not fit its content",
     kernel.BAD_MESSAGE: "is damaged: it is not a record batch",
@@ -335,7 +390,7 @@ class DiskBuffer:
         """How many of the first wanted segments (rising) the buffer can hold at once; at least one is asked for."""
         index, reader = self.reader.index, self.reader
         slack = 2 * PAGE if reader.direct else 64
-        held = kernel.fit_runs(wanted, index.file, index.offset, index.length, reader.gap, slack, self.size)
+        held = kernel.fit_runs(wanted, index.part_start, index.offset, index.length, reader.gap, slack, self.size)
         return max(1, int(held))
 
     def start(self, wanted: np.ndarray, *, in_flight: int = 0) -> None:
@@ -355,7 +410,8 @@ class DiskBuffer:
         """Wait for the segments, checked and mapped: page number and rows of each."""
         runs, wanted, index = self._runs, self._wanted, self.reader.index
         assert runs is not None
-        numbers, counts = self._numbers[: len(wanted)], index.rows[wanted]
+        numbers = self._numbers[: len(wanted)]
+        lengths, sums, counts = index.contents(wanted)
         if self._pending:
             faults = [future.result() for future in self._pending]
             bad, why = next((fault for fault in faults if fault[0] >= 0), (-1, kernel.OK))
@@ -368,15 +424,15 @@ class DiskBuffer:
             else:
                 bad, why = kernel.map_segments(
                     runs.position + self._address,
-                    index.length[wanted],
-                    index.checksum[wanted],
+                    lengths,
+                    sums,
                     counts,
                     self.pages.addresses,
                     numbers,
                     self.pages.layout.buffers,
                 )
         if bad >= 0:
-            raise CorruptMaster(f"{self.reader.describe(int(wanted[bad]))} {_WHY[why]}; build the master again")
+            raise CorruptMaster(f"{self.reader.describe(int(wanted[bad]))} {FAULTS[why]}; build the master again")
         self.reads += len(runs.file)
         self.bytes_read += int(runs.length.sum())
         return numbers, counts

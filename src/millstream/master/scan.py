@@ -153,6 +153,10 @@ class ParquetScan:
     def index_bytes(self) -> int:
         return self.pages * BYTES_PER_PAGE
 
+    @property
+    def scan_bytes(self) -> int:
+        return self.index_bytes
+
     @cached_property
     def statistics(self) -> Statistics:
         """What is known without reading: sizes are those of the encoded columns, which is an estimate."""

@@ -25,14 +25,15 @@ def random_reads(master: Master, seconds: float) -> Curve:
     points: dict[float, float] = {}
     number = 1
     while not points or (number * average <= LARGEST_READ and 2 * number <= len(index)):
-        buffer = DiskBuffer(reader, pages, int((number + 2) * index.length.max()) + 8 * 4096)
+        buffer = DiskBuffer(reader, pages, (number + 2) * int(index.length.max()) + 8 * 4096)
         size = 0.0
         took: list[float] = []
         buffer.load(np.arange(min(number, len(index)), dtype=np.int64))
         while sum(took) < seconds / 12 or len(took) < 8:
             low = int(rng.integers(0, max(1, len(index) - number + 1)))
             wanted = np.arange(low, min(low + number, len(index)), dtype=np.int64)
-            wanted = wanted[index.file[wanted] == index.file[low]]
+            file = index.places(wanted)[0]
+            wanted = wanted[file == file[0]]
             begun = time.perf_counter()
             buffer.load(wanted)
             took.append(time.perf_counter() - begun)

@@ -20,10 +20,9 @@ from ..joins.inlj import SLOT_OVERHEAD, IndexNestedLoopJoin
 from ..joins.meshjoin import MeshJoin
 from ..joins.policy import SHARES
 from ..joins.rmeshjoin import PARTITIONS, ReducedMeshJoin
-from ..joins.scanjoin import LEAST_BYTES, LEAST_ROWS
+from ..joins.scanjoin import LEAST_BYTES, LEAST_ROWS, PACKET_BUDGET
 from ..joins.ssbj import CACHE_SHARE, SemiStreamBalancedJoin
 from ..joins.sweep import KEY_BYTES, RANGES, SORT_BYTES
-from ..joins.window import PAGE_OVERHEAD
 from ..kernels.cache_table import CacheTable
 from ..kernels.layout import Layout
 from ..kernels.window_table import BUCKET_BYTES, TUPLE_BYTES, WindowTable
@@ -51,8 +50,9 @@ class MeshModel(Model):
     def _pages(self, memory: int, disk_buffer: int) -> tuple[int, float]:
         """b: pages of R in an iteration; and in a read, of which an iteration may need several."""
         pages = max(1, self.setting.master.statistics.segments)
-        read = max(1.0, min(pages, max(disk_buffer, self.least_buffer) / (self.setting.segment_bytes + 64)))
-        return max(int(read), -(-pages // max(1, memory // (16 * PAGE_OVERHEAD)))), read
+        room = max(self.setting.segment_bytes, max(disk_buffer, self.least_buffer) - 2 * PAGE)
+        read = max(1.0, pages / max(1, math.ceil(pages * self.setting.segment_bytes / room)))
+        return max(int(read), -(-pages // max(1, memory // PACKET_BUDGET))), read
 
     def _window(self, free: int) -> int:
         """Tuples that the window is made for."""
@@ -68,7 +68,7 @@ class MeshModel(Model):
         statistics = setting.master.statistics
         b, read = self._pages(split.memory, disk_buffer)
         reads = b / read
-        pieces = reads + (2 if statistics.segments > b else 0)  # a read, a packet's end and the iteration's cut it
+        pieces = max(1.0, reads)
         turns = max(1, -(-statistics.segments // b))
         capacity = self._window(split.free)
         window = self._rows(capacity, turns)
@@ -127,7 +127,7 @@ class ReducedMeshModel(MeshModel):
 
     def _pages(self, memory: int, disk_buffer: int) -> tuple[int, float]:
         _, read = super()._pages(memory, disk_buffer)
-        packets = min(PARTITIONS, max(1, memory // (16 * PAGE_OVERHEAD)))
+        packets = min(PARTITIONS, max(1, memory // PACKET_BUDGET))
         return max(1, -(-self.setting.master.statistics.segments // packets)), read
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
 from .. import joins
@@ -89,20 +91,28 @@ def _watched(operator: ScanJoin) -> Stopwatch:
 
 def _watched_reads(operator: ScanJoin) -> list[float]:
     """Number, bytes and seconds of the reads that the scan's own thread makes from now on."""
-    scan = cast(Any, operator.scan)
-    function = scan._read
     sums = [0.0, 0.0, 0.0]
-
-    def read(*arguments: Any) -> Any:
-        begun = time.perf_counter()
-        chunk = function(*arguments)
-        sums[0] += 1
-        sums[1] += chunk.size
-        sums[2] += time.perf_counter() - begun
-        return chunk
-
-    scan._read = read
+    operator.scan._thread = cast(ThreadPoolExecutor, _Timed(operator.scan.thread, sums))
     return sums
+
+
+class _Timed:
+    """A pool of threads that adds up what it reads."""
+
+    def __init__(self, pool: ThreadPoolExecutor, sums: list[float]) -> None:
+        self.pool, self.sums = pool, sums
+        self.shutdown = pool.shutdown
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        return self.pool.submit(self._run, function, *arguments)
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        begun = time.perf_counter()
+        done = function(*arguments)
+        self.sums[0] += 1
+        self.sums[1] += float(arguments[-1][1])  # as `read_chunk` has counted
+        self.sums[2] += time.perf_counter() - begun
+        return done
 
 
 def index_nested_loop(runs: Runs, seconds: float) -> None:

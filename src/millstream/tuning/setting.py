@@ -101,9 +101,8 @@ class Split:
         spare = memory - least
         slice_rows = LEAST_SLICE + min(spare // (32 * WORK_BYTES), 16_384 - LEAST_SLICE)
         output = operator._least_output(master) + min(spare // 16, 8 << 20)
-        split = cls(
-            memory, {"index": master.index_bytes, "output": output, "work": slice_rows * WORK_BYTES}, slice_rows
-        )
+        index = operator._index_bytes(master)
+        split = cls(memory, {"index": index, "output": output, "work": slice_rows * WORK_BYTES}, slice_rows)
         if operator._least_index(master):
             size = master.statistics.max_segment_bytes + 3 * PAGE + min(spare // 64, 1 << 20)
             split.book("index buffer", buffer_bytes(size))
