@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from millstream.cli import main
+from millstream.cli import main, run
 from millstream.errors import MillstreamError
 from millstream.flow import Graph, Staging, Table
 from millstream.flow.services import absent, await_services
@@ -53,3 +53,12 @@ def test_a_torn_checkpoint_is_said_before_spark_starts(tmp_path, capsys):
     (tmp_path / "c" / "offsets" / "0").touch()
     assert main(["run", str(tmp_path / "flow.yaml"), "--checkpoint", str(tmp_path / "c")]) == 1
     assert "Run again with --repair" in capsys.readouterr().err
+
+
+def test_a_running_flow_says_once_that_a_service_is_away(monkeypatch, capsys):
+    monkeypatch.setattr(run, "SILENCE", 0)
+    watch = run.Watch(graph("grpc://127.0.0.1:9", "http://127.0.0.1:9"))
+    watch._said = 0
+    for _ in range(3):
+        watch.line(None)
+    assert capsys.readouterr().out.count("waiting for") == 1

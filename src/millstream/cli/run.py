@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .parser import Commands
 
 EVERY = 1  # seconds between two lines
+SILENCE = 10  # seconds without a batch after which to look whether staging and warehouse are there
 RESTARTS = 5  # in a row without a batch in between
 
 
@@ -88,7 +89,7 @@ def _run(flow: Flow, spark: Any, arguments: argparse.Namespace, stopped: list[in
 
     failures = 0
     while True:
-        watch = Watch(flow.graph)
+        watch = Watch(flow.graph, token=arguments.token)
         query = flow.run(
             spark,
             arguments.checkpoint,
@@ -124,8 +125,9 @@ def _run(flow: Flow, spark: Any, arguments: argparse.Namespace, stopped: list[in
 class Watch:
     """Adds up what a running flow reports, and says it in a line."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, *, token: str | None = None) -> None:
+        self.graph, self._token = graph, token
+        self._looked, self._missing = time.monotonic(), list[str]()
         self.batches = self.rows = self.rejected = 0
         self._since, self._rows_then = time.monotonic(), 0
         self._seconds = 0.0
@@ -142,11 +144,13 @@ class Watch:
             self._fresh = max(r.p50 or 0.0 for r in known), max(r.p99 or 0.0 for r in known)
 
     def line(self, query: Any) -> None:
-        """One line, unless nothing has happened since the last."""
-        if self._said == self.batches:
-            return
-        self._said = self.batches
+        """One line; if nothing has happened since the last, only whether something is not there."""
         now = time.monotonic()
+        if self._said == self.batches:
+            if now - self._looked > SILENCE:
+                self._look()
+            return
+        self._said, self._looked, self._missing = self.batches, now, []
         rate = (self.rows - self._rows_then) / max(1e-9, now - self._since)
         self._since, self._rows_then = now, self.rows
         parts = [
@@ -162,6 +166,17 @@ class Watch:
         parts += _hits(query)
         parts.append(f"{self.rejected:,} rejects")
         _tell(" | ".join(parts))
+
+    def _look(self) -> None:
+        """Say which services are away, once."""
+        from millstream.flow.services import absent
+
+        missing = []
+        with contextlib.suppress(MillstreamError):
+            missing = absent(self.graph, token=self._token)
+        if missing and missing != self._missing:
+            _tell(f"waiting for {' and '.join(missing)}")
+        self._looked, self._missing = time.monotonic(), missing
 
 
 def _waiting(query: Any) -> list[str]:
