@@ -36,7 +36,7 @@ from .view import View, open_console, step
 _SHARES = {LEGACY: 0.25, TILL: 0.75}  # of the orders
 _TYPES = dict(zip(COLUMNS, ("bigint", "bigint", "bigint", "int", "int", "int"), strict=True))
 _QUIET = 200  # orders per second before the shop opens
-_WARM_BATCHES = 3  # at the full rate before it opens, until compiled code and caches are there
+_WARM_BATCHES = 8  # at the full rate before it opens, until compiled code and caches are there
 _LOOK_AT_MEMORY = 2.0  # seconds
 _DOWN = 1.0  # seconds that a part stays away after it was killed
 _KILLED = ("till", "warehouse", "capture", "staging", "flow", "legacy")
