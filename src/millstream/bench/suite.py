@@ -186,7 +186,7 @@ def _staging(suite: Suite) -> tuple[Section, Plots]:
 
 def _source(suite: Suite) -> tuple[Section, Plots]:
     with suite.counting("blocks at the source") as counted:
-        results = source.run(slices=8 if suite.quick else 40, orders=3_000, progress=counted)
+        results = source.run(slices=24 if suite.quick else 200, orders=1_000, progress=counted)
     return source.section(results, command=suite.command), {
         "source-overhead": lambda file: plots.source_overhead(results, file)
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -13,11 +13,17 @@ from .spool import PACKED, ROWS, TAGGED
 class Pending(list[Any]):
     """A time, and the records since then; `limit` is the number of records that make a block."""
 
-    limit = 0
+    __slots__ = ("limit",)  # asked for with each record: cheaper than where other attributes are
+
+    def __init__(self, items: Iterable[Any] = (), *, limit: int = 0) -> None:
+        super().__init__(items)
+        self.limit = limit
 
 
 class Closed(Pending):
     """Stands in for the pending records once nothing can be sent any more: `refuse` raises."""
+
+    __slots__ = ("_refuse",)
 
     def __init__(self, refuse: Callable[[], None]) -> None:
         super().__init__()

@@ -105,8 +105,7 @@ class FlowRegulator:
         given = None if schema is None else records.in_order(stored_schema(schema))
         self._size = packed.check(layout, given).itemsize if layout else 0
         self._stamp: Callable[[], Any] = packed.stamp if layout else time.time
-        self._pending = Pending((self._stamp(),))
-        self._pending.limit = block
+        self._pending = Pending((self._stamp(),), limit=block)
         self._writer = SpoolWriter(
             self._folder,
             None if given is None else records.schema_message(given),
