@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 import pyarrow as pa
 
 from ..joins import Operator
+from .workers import stir
 
 KEPT = 2  # joins for which one worker stays warm; where each join has workers of its own there is never a second
 
@@ -39,4 +40,5 @@ def give_back(join: Hashable, version: int, operator: Operator) -> None:
 def drop(operator: Operator) -> None:
     """Close an operator; its memory goes back to the system once the caller lets go of it."""
     operator.close()
+    stir()
     pa.default_memory_pool().release_unused()

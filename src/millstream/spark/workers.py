@@ -28,6 +28,13 @@ def settle() -> None:
         gc.freeze()
 
 
+def stir() -> None:
+    """Called in a worker when something goes that was to stay: the next collection looks everywhere again."""
+    global _tasks
+    _tasks = 0
+    gc.unfreeze()
+
+
 @contextmanager
 def own_workers(spark: SparkSession, join: Hashable) -> Iterator[None]:
     """Give the functions made inside a pool of Python workers of their own, the same for the same join.
