@@ -18,6 +18,7 @@ import fcntl
 import os
 import struct
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ _ENTRY = struct.Struct("<qq")  # key, number of the record
 _COUNT = struct.Struct("<q")
 _PAGE = 4096
 _FULL = (_PAGE - _COUNT.size) // _ENTRY.size
+_KEPT = 1_000  # pages of an index in memory
 _LOWEST = -(2**63)
 
 Record = tuple[Any, ...]
@@ -35,60 +37,86 @@ class DuplicateKey(ValueError):
 
 
 class _Index:
-    """Keys in order, in pages of a file; a page is written when an entry comes to it."""
+    """Keys in order, in pages of a file; a page is written when an entry comes to it.
+
+    In memory are the first entry of each page, and the pages that were used last.
+    """
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.load()
 
     def load(self) -> None:
-        """Read all pages."""
-        found = []
+        """Read what there is, and keep the first entry of each page."""
+        self._pages: OrderedDict[int, bytearray] = OrderedDict()
+        self._count, found = 0, []
         for home in range(os.fstat(self._file).st_size // _PAGE):
-            page = os.pread(self._file, _PAGE, home * _PAGE)
-            packed = bytearray(page[_COUNT.size : _COUNT.size + _COUNT.unpack_from(page)[0] * _ENTRY.size])
-            found.append((list(_ENTRY.iter_unpack(packed)), packed, home))
+            packed = self._get(home)
+            self._count += len(packed) // _ENTRY.size
+            found.append((_ENTRY.unpack_from(packed) if packed else (_LOWEST, 0), home))
         found.sort()
-        self._entries: list[list[tuple[int, int]]] = [entries for entries, _, _ in found] or [[]]
-        self._packed = [packed for _, packed, _ in found] or [bytearray()]
-        self._homes = [home for _, _, home in found] or [0]
-        self._first = [entries[0] if entries else (_LOWEST, 0) for entries in self._entries]
+        self._first = [first for first, _ in found] or [(_LOWEST, 0)]
+        self._homes = [home for _, home in found] or [0]
 
     def scan(self, key: int) -> Iterator[tuple[int, int]]:
         """Keys from this one on, each with the number of its record."""
         start = (key, -1)
-        for number in range(max(0, bisect_right(self._first, start) - 1), len(self._entries)):
-            entries = self._entries[number]
-            yield from entries[bisect_left(entries, start) :]
+        for number in range(max(0, bisect_right(self._first, start) - 1), len(self._homes)):
+            packed = self._page(number)
+            yield from _ENTRY.iter_unpack(bytes(packed[_place(packed, start) * _ENTRY.size :]))
 
     def insert(self, key: int, row: int) -> None:
         entry = (key, row)
         number = max(0, bisect_right(self._first, entry) - 1)
-        entries, packed = self._entries[number], self._packed[number]
-        place = bisect_left(entries, entry)
-        entries.insert(place, entry)
+        packed = self._page(number)
+        place = _place(packed, entry)
         packed[place * _ENTRY.size : place * _ENTRY.size] = _ENTRY.pack(key, row)
-        self._first[number] = entries[0]
-        if len(entries) >= _FULL:
+        self._count += 1
+        if place == 0:
+            self._first[number] = entry
+        entries = len(packed) // _ENTRY.size
+        if entries >= _FULL:
             # keys that only grow leave full pages behind, others share
-            half = len(entries) - 1 if place == len(entries) - 1 else len(entries) // 2
-            for pages, new in ((self._entries, entries[half:]), (self._packed, packed[half * _ENTRY.size :])):
-                pages.insert(number + 1, new)  # type: ignore[attr-defined]
-            self._homes.insert(number + 1, len(self._homes))
-            self._first.insert(number + 1, entries[half])
-            del entries[half:], packed[half * _ENTRY.size :]
-            self._put(number + 1)
-        self._put(number)
+            half = (entries - 1 if place == entries - 1 else entries // 2) * _ENTRY.size
+            home, second = len(self._homes), packed[half:]
+            del packed[half:]
+            self._homes.insert(number + 1, home)
+            self._first.insert(number + 1, _ENTRY.unpack_from(second))
+            self._put(home, second)
+        self._put(self._homes[number], packed)
 
-    def _put(self, number: int) -> None:
-        page = _COUNT.pack(len(self._entries[number])) + self._packed[number]
-        os.pwrite(self._file, page.ljust(_PAGE, b"\0"), self._homes[number] * _PAGE)
+    def _page(self, number: int) -> bytearray:
+        """The entries of a page, packed; it is read if it was not used for a while."""
+        home = self._homes[number]
+        packed = self._pages.get(home)
+        if packed is None:
+            packed = self._pages[home] = self._get(home)
+            if len(self._pages) > _KEPT:
+                self._pages.popitem(last=False)
+        else:
+            self._pages.move_to_end(home)
+        return packed
+
+    def _get(self, home: int) -> bytearray:
+        page = os.pread(self._file, _PAGE, home * _PAGE)
+        return bytearray(page[_COUNT.size : _COUNT.size + _COUNT.unpack_from(page)[0] * _ENTRY.size] if page else b"")
+
+    def _put(self, home: int, packed: bytearray) -> None:
+        page = _COUNT.pack(len(packed) // _ENTRY.size) + packed
+        os.pwrite(self._file, page.ljust(_PAGE, b"\0"), home * _PAGE)
 
     def __len__(self) -> int:
-        return sum(map(len, self._entries))
+        return self._count
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _place(packed: bytearray, entry: tuple[int, int]) -> int:
+    """Where an entry is, or would be, in a page."""
+    return bisect_left(
+        range(len(packed) // _ENTRY.size), entry, key=lambda place: _ENTRY.unpack_from(packed, place * _ENTRY.size)
+    )
 
 
 class IsamFile:
