@@ -95,7 +95,9 @@ class Shop:
         follow = ["--stream", STREAM, "--source", TILL, "--to", self.staging_url, "--schema", schema]
         commands = {
             "staging": millstream("stage", folder / "staging", "--port", str(port), "--no-http"),
-            "warehouse": millstream("serve", folder / "warehouse.duckdb", "--port", str(warehouse_port)),
+            "warehouse": millstream(
+                "serve", folder / "warehouse.duckdb", "--port", str(warehouse_port), "--memory", "256MB"
+            ),
             "flow": millstream("run", FLOW_FILE, "--checkpoint", folder / "checkpoint"),
             "legacy": self._source("legacy", products),
             "till": self._source("till", products),
