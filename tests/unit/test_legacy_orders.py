@@ -41,6 +41,25 @@ def test_a_keyed_file_keeps_records_in_the_order_of_its_keys(isam: ModuleType, t
         assert by_second == sorted(key % 10 for key in keys)
 
 
+def test_an_index_keeps_the_pages_it_used_last(
+    isam: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isam, "_KEPT", 3)
+    keys = random.Random(1).sample(range(1_000_000), 5_000)
+    records = [(key, key % 97, number) for number, key in enumerate(keys)]
+    with isam.open(tmp_path / "f", "<qqi", keys=(0, 1)) as file:
+        for record in records:
+            file.write(record)
+        assert len(file._indexes[0]._homes) > 20  # pages
+        assert all(len(index._pages) <= 3 for index in file._indexes)
+        assert list(file.scan()) == sorted(records)
+    with isam.open(tmp_path / "f", "<qqi", keys=(0, 1)) as file:
+        assert len(file) == 5_000
+        assert list(file.scan(50, key=1)) == sorted((r for r in records if r[1] >= 50), key=lambda r: (r[1], r[2]))
+        with pytest.raises(isam.DuplicateKey):
+            file.write(records[0])
+
+
 def test_two_programs_share_a_file(isam: ModuleType, tmp_path: Path) -> None:
     with isam.open(tmp_path / "f", "<qi") as one, isam.open(tmp_path / "f", "<qi") as other:
         for number in range(600):
