@@ -99,7 +99,7 @@ def test_orders_that_a_killed_application_left_in_its_block_are_sent_by_the_next
             "for number in range(250): till.order(number, number, 1, 5)\n"
             "os.kill(os.getpid(), 9)"
         )
-        again = f"{begin}till.order(250, 250, 1, 5)\ntill.close()"
+        again = f"{begin}till.order(250, 250, 1, 5)\nassert till._file.regulator.flush(60)\ntill.close()"
         shop = tmp_path / "shop"
         shop.mkdir()
         for program, code in ((killed, -9), (again, 0)):
