@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import UnsupportedType
 from millstream.kernels import segments
+from millstream.kernels.collector import Collector, collectable
 from millstream.kernels.layout import Layout
 from millstream.kernels.pages import PageTable, aligned
 
@@ -223,3 +224,52 @@ def test_pages_are_used_again() -> None:
 def test_types_without_a_plain_layout_are_refused(kind: pa.DataType) -> None:
     with pytest.raises(UnsupportedType, match="'odd'"):
         Layout.of(pa.schema([("fine", pa.int8()), ("odd", kind)]))
+
+
+# -- collected little by little ------------------------------------------------------------------------------------
+
+FLAT = [kind for kind in LEAVES if not pa.types.is_null(kind)]
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_rows_collected_little_by_little(data: st.DataObject) -> None:
+    """Whatever the room, the rows come out as `Gathering` gives them, none lost and none twice."""
+    kinds = data.draw(st.lists(st.sampled_from(FLAT), min_size=1, max_size=4))
+    schema = pa.schema([(f"c{i}", kind) for i, kind in enumerate(kinds)])
+    pages = PageTable(Layout.of(schema))
+    for rows in (5, 9):
+        columns = [
+            pa.array(data.draw(st.lists(st.sampled_from([None, *LEAVES[kind]]), min_size=rows, max_size=rows)), kind)
+            for kind in kinds
+        ]
+        pages.add(pa.RecordBatch.from_arrays(columns, schema=schema))
+    places = [*((0, row) for row in range(5)), *((1, row) for row in range(9))]
+    chosen = data.draw(st.lists(st.sampled_from([None, *places]), max_size=40))
+    refs = np.array([-1 if place is None else place[0] << 32 | place[1] for place in chosen], dtype=np.int64)
+    everything = range(len(kinds))
+    assert collectable(pages.layout, everything)
+    collector, found, rest = Collector(pages, everything), [], refs
+    room = data.draw(st.integers(1, 12))
+    while len(rest):
+        collector.allocate(room)
+        while len(rest):
+            step = data.draw(st.integers(1, 5))
+            assert collector.fitting(rest[:step]) <= min(step, room - collector.rows)
+            taken = collector.append(rest[:step])
+            rest = rest[taken:]
+            if taken < step:
+                break
+        if not collector.rows:
+            room *= 4  # not even one row fits
+        found.append(pa.RecordBatch.from_arrays(collector.columns(), schema=schema))
+    wanted = pa.RecordBatch.from_arrays(pages.measure(refs, everything).columns(), schema=schema)
+    result = pa.Table.from_batches(found, schema=schema)
+    result.validate(full=True)
+    assert result.combine_chunks().equals(pa.Table.from_batches([wanted]).combine_chunks())
+
+
+def test_nested_columns_are_not_collected() -> None:
+    layout = Layout.of(pa.schema([("a", pa.int64()), ("b", pa.list_(pa.int64()))]))
+    assert collectable(layout, [0])
+    assert not collectable(layout, [0, 1])
