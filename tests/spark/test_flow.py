@@ -253,13 +253,19 @@ def test_poison_rows_are_rejected_and_the_batch_goes_on(spark, tmp_path, stream_
         ms.flow.Frame(max_text=10_000),
         ms.flow.Cast(columns={"amount": "int"}),
         ms.flow.SurrogateKey(column="key", key="k"),
-        ms.flow.Derive(columns={"share": "100 / amount", "bad": "CAST(note AS INT)"}),
+        ms.flow.Derive(
+            columns={
+                "share": "100 / amount",
+                "bad": "CAST(note AS INT)",
+                "large": "try_multiply(CAST(id AS BIGINT), 9223372036854775807)",
+            }
+        ),
         ms.flow.ParquetFiles(path=str(tmp_path / "out")),
     ]
     flow = Flow("poison", nodes)
     query = flow.run(spark, tmp_path / "checkpoint", once=True, source=stream_of([rows]))
     query.awaitTermination()
-    assert [row[0] for row in loaded(tmp_path, "id", "out")] == [1, 4, 7]
+    assert loaded(tmp_path, "id, large", "out") == [(1, 9223372036854775807), (4, None), (7, None)]
     reasons = dict(
         duckdb.sql(
             f"SELECT json_extract(row, 'id')::INT, activity || ': ' || reason FROM "
