@@ -203,7 +203,7 @@ class AdaptiveMeshJoin(ScanJoin):
                 if need - self.ledger.components["disk buffer"] <= self.ledger.free:
                     self.scan.resize(size)
                     self.disk_buffer = size
-                    self.ledger.book("disk buffer", need)
+                    self._book_buffers(self.brought)
         if self.ordered or self.matcher is not None:
             return
         target = max(LEAST_ROWS, self.w * self._iterations(self.b))

@@ -26,7 +26,6 @@ import pyarrow as pa
 
 from ..errors import InputError
 from ..kernels.collector import Collector, collectable
-from ..kernels.layout import Layout
 from ..kernels.window_table import WindowTable
 from ..master import Master, ParquetScan
 from ..master.cycle import Cycle, Piece, SegmentCycle
@@ -110,7 +109,7 @@ class ScanJoin(Operator):
         """Memory of the disk buffers, if each holds `size` bytes."""
         if isinstance(master, ParquetScan):
             return ParquetCycle.bytes_for(master, list(dict.fromkeys([*master.key, *brought])), size)
-        return SegmentCycle.bytes_for(size, Layout.of(master.stored_schema))
+        return SegmentCycle.bytes_for(size, 0.75 * master.statistics.average_row_bytes)
 
     def _open(self, master: Master) -> None:
         """The disk buffers wait for the columns that a condition needs."""
@@ -135,7 +134,7 @@ class ScanJoin(Operator):
         least = self.least_buffer(master, needed)
         self.disk_buffer = max(least, self._size if self._size is not None else self._default_buffer(least))
         self.scan = self._cycle(needed, keyless=keyless)
-        self.ledger.book("disk buffer", self._buffer_bytes(master, needed, self.disk_buffer))
+        self._book_buffers(needed)
         self._extra = 0
         self.held: HeldResults | None = None
         if self.ordered:
@@ -149,6 +148,11 @@ class ScanJoin(Operator):
         self._pairs_found = np.empty((2, self._step), dtype=np.int64)
         self.window = Window(self.stream, self.ledger, capacity=self._capacity())
         self._plan_iterations()
+
+    def _book_buffers(self, needed: Sequence[str]) -> None:
+        """Book the disk buffers as they are; those of Parquet as they will be."""
+        planned = self._buffer_bytes(self.relation, needed, self.disk_buffer)
+        self.ledger.book("disk buffer", self.scan.nbytes if isinstance(self.scan, SegmentCycle) else planned)
 
     def _make_memory(self) -> None:
         """Set up what is kept beside the window; the plain algorithm has nothing."""

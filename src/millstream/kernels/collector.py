@@ -45,6 +45,7 @@ class Collector:
         self.rows = self.capacity = 0
         self._spec = np.array([(_KINDS[node.kind], node.first, node.width) for node in self.nodes], dtype=np.int64)
         self._spec = self._spec.reshape(len(self.nodes), 3)
+        self._texts = any(node.kind == VARLEN for node in self.nodes)
         self._lengths = [LENGTH if node.kind == VARLEN else 0.0 for node in self.nodes]
         self._state = np.zeros((len(self.nodes), 6), dtype=np.int64)
         self._buffers: list[list[np.ndarray]] = []
@@ -72,6 +73,8 @@ class Collector:
 
     def fitting(self, refs: np.ndarray) -> int:
         """How many of the first of some rows there is room for."""
+        if not self._texts:
+            return min(len(refs), self.capacity - self.rows)
         return int(_fitting(self.pages.addresses, refs, self._spec, self._state, self.capacity - self.rows))
 
     def append(self, refs: np.ndarray) -> int:

@@ -12,6 +12,7 @@ a part of a row group that is too large for the buffer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,6 @@ import numpy as np
 
 from ..errors import CorruptMaster
 from ..kernels import segments as kernel
-from ..kernels.layout import Layout
 from ..kernels.pages import PageTable
 from .reader import FAULTS, Fault, SegmentReader
 
@@ -150,15 +150,25 @@ class SegmentCycle(Cycle):
         self._ahead: deque[tuple[Future[Fault], _Chunk]] = deque()
         self._read_at = 0
         self._turn = 0
-        self._bounds: np.ndarray | None = None
-        self._rows = 0  # of the chunk that has most
+        self._bounds: list[int] | None = None
+        self._rows = 0
         self.size = -(-size // PAGE) * PAGE
 
     @staticmethod
-    def bytes_for(size: int, layout: Layout) -> int:
-        """Memory of the buffers of that size, with the keys of their rows beside."""
-        width = sum(max(0.125, node.width if not node.children else 0.125) for node in layout.columns)
-        return BUFFERS * (size + 2 * PAGE + int(size * 8 / max(8.0, width)) + 1024)
+    def bytes_for(size: int, row_bytes: float) -> int:
+        """Memory of the buffers of that size, with the keys of their rows beside, if rows have so many bytes."""
+        return BUFFERS * (size + 2 * PAGE + 1024) + BUFFERS * int(8 * size / max(8.0, row_bytes))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the buffers as they are."""
+        return BUFFERS * (self.size + 2 * PAGE + 1024 + (8 * self.most_rows if self.key is not None else 0))
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the chunk that has most."""
+        assert self.bounds
+        return self._rows
 
     @property
     def step(self) -> int:
@@ -166,13 +176,13 @@ class SegmentCycle(Cycle):
         return max(1, self.pages // max(1, len(self.bounds) - 1))
 
     @property
-    def bounds(self) -> np.ndarray:
+    def bounds(self) -> list[int]:
         """Where the chunks begin, and the end of the last one."""
         if self._bounds is None:
             self._bounds = self._cut()
         return self._bounds
 
-    def _cut(self) -> np.ndarray:
+    def _cut(self) -> list[int]:
         """Cut the pages of a turn into as few chunks as fit."""
         file, offset, length = self.reader.index.places(np.arange(self.low, self.high))
         stop = offset + length
@@ -185,7 +195,7 @@ class SegmentCycle(Cycle):
             if chunks >= self.pages or int(np.diff(upto[bounds]).max(initial=0)) + 2 * PAGE <= self.size:
                 before = np.concatenate(([0], np.cumsum(self.reader.index.rows[self.low : self.high], dtype=np.int64)))
                 self._rows = int(np.diff(before[bounds]).max(initial=0))
-                return bounds + self.low
+                return (bounds + self.low).tolist()
             chunks = min(self.pages, chunks + 1 + chunks // 64)
 
     def restrict(self, share: int, shares: int) -> None:
@@ -235,7 +245,7 @@ class SegmentCycle(Cycle):
     def _begin(self) -> tuple[Future[Fault], _Chunk]:
         """Have the next chunk read, checked, mapped and its keys laid out, by a thread that leaves Python meanwhile."""
         first, bounds = self._read_at, self.bounds
-        stop = int(bounds[np.searchsorted(bounds, first, side="right")])
+        stop = bounds[bisect_right(bounds, first)]
         buffer = self._buffers[self._turn]
         self._turn = (self._turn + 1) % BUFFERS
         if len(buffer.memory) != self.size + PAGE:

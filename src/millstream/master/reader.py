@@ -248,9 +248,9 @@ class SegmentReader:
         `read` takes the numbers of reads and of bytes, `mapped` is what `kernel.check_chunk` fills in.
         """
         index = self.index
-        low, high = np.searchsorted(index.part_start, (first, stop - 1), side="right").tolist()
-        for number in range(low - 1, high):
-            if self._descriptors[number] < 0:
+        if len(self._handles) + len(self._files) < len(self.parts):
+            low, high = index.places(np.array([first, stop - 1]))[0].tolist()
+            for number in range(low, high + 1):
                 self._open(number)
         if not self.store.local:
             return pool.submit(self._read_chunk_remote, first, stop, address, read, *mapped)

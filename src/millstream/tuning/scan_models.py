@@ -24,7 +24,6 @@ from ..joins.scanjoin import LEAST_BYTES, LEAST_ROWS, PACKET_BUDGET
 from ..joins.ssbj import CACHE_SHARE, SemiStreamBalancedJoin
 from ..joins.sweep import KEY_BYTES, RANGES, SORT_BYTES
 from ..kernels.cache_table import CacheTable
-from ..kernels.layout import Layout
 from ..kernels.window_table import BUCKET_BYTES, TUPLE_BYTES, WindowTable
 from ..master.cycle import SegmentCycle
 from .models import Iteration, Model, fewer
@@ -43,8 +42,8 @@ class MeshModel(Model):
 
     def _split(self, memory: int, disk_buffer: int) -> Split:
         split = Split.of(self.operator, self.setting, memory)
-        layout = Layout.of(self.setting.master.stored_schema)
-        split.book("disk buffer", SegmentCycle.bytes_for(max(disk_buffer, self.least_buffer), layout))
+        row_bytes = self.setting.master.statistics.average_row_bytes
+        split.book("disk buffer", SegmentCycle.bytes_for(max(disk_buffer, self.least_buffer), row_bytes))
         return split
 
     def _pages(self, memory: int, disk_buffer: int) -> tuple[int, float]:
