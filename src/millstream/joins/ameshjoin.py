@@ -134,6 +134,7 @@ class AdaptiveMeshJoin(ScanJoin):
         self._page_seconds, self._row_seconds = 50e-6, 0.5e-6
         self._began = self._noted = self.seconds()
         self._worked = 0.0
+        self._since: float | None = self._began  # when it began to work, while it does
         self._rows = 0
         self._rate = self._busy = 0.0
         if not self.drained and self._window is None:
@@ -142,9 +143,15 @@ class AdaptiveMeshJoin(ScanJoin):
     # -- measuring ---------------------------------------------------------------------------------------------
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        began = self.seconds()
-        yield from super().process(batch)
-        self._worked += self.seconds() - began
+        results = super().process(batch)
+        while True:
+            self._since = self.seconds()
+            result = next(results, None)
+            self._worked += self.seconds() - self._since
+            self._since = None
+            if result is None:
+                return
+            yield result
 
     def _take(self, refs: np.ndarray, keys: np.ndarray, valid: np.ndarray) -> Iterator[pa.RecordBatch]:
         self._rows += len(refs)
@@ -157,11 +164,13 @@ class AdaptiveMeshJoin(ScanJoin):
         now = self.seconds()
         passed = now - self._noted
         if passed > INTERVAL:
-            rate, busy = self._rows / passed, min(1.0, self._worked / passed)
+            worked = self._worked + (now - self._since if self._since is not None else 0.0)
+            rate, busy = self._rows / passed, min(1.0, worked / passed)
             fresh = MEMORY if self._rate else 1.0
             self._rate += fresh * (rate - self._rate)
             self._busy += fresh * (busy - self._busy)
             self._noted, self._rows, self._worked = now, 0, 0.0
+            self._since = now if self._since is not None else None
         statistics = self.relation.statistics
         page = statistics.bytes / max(1, statistics.segments) + 64
         return Observed(
