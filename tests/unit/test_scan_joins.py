@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -163,6 +164,23 @@ def test_ameshjoin_gives_memory_back(master: Master, monkeypatch: pytest.MonkeyP
     assert used["slow"] < used["fast"]
     assert used["slow"] < used["fast again"]
     list(operator.flush())
+    operator.close()
+
+
+def test_ameshjoin_is_busy_while_it_works_on_a_long_batch(master: Master) -> None:
+    """Else it would take a stream that it cannot keep up with for a slow one."""
+    busy: list[float] = []
+
+    class Watching(RateTuner):
+        def choose(self, observed: Observed) -> tuple[int, int]:
+            busy.append(observed.busy)
+            return super().choose(observed)
+
+    ticks = itertools.count()
+    operator = joins.create("ameshjoin", master, on="k", memory="1MB", tuner=Watching())
+    operator.seconds = lambda: 0.01 * next(ticks)  # type: ignore[attr-defined]
+    list(operator.process(batches_of(STREAM, len(STREAM))[0]))
+    assert max(busy) > 0.9
     operator.close()
 
 

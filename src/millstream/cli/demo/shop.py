@@ -96,7 +96,7 @@ class Shop:
         commands = {
             "staging": millstream("stage", folder / "staging", "--port", str(port), "--no-http"),
             "warehouse": millstream(
-                "serve", folder / "warehouse.duckdb", "--port", str(warehouse_port), "--memory", "256MB"
+                "serve", folder / "warehouse.duckdb", "--port", str(warehouse_port), "--memory", "128MB"
             ),
             "flow": millstream("run", FLOW_FILE, "--checkpoint", folder / "checkpoint"),
             "legacy": self._source("legacy", products),
