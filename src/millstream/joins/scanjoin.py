@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from ..errors import InputError
 from ..kernels.collector import Collector, collectable
+from ..kernels.layout import Layout
 from ..kernels.window_table import WindowTable
 from ..master import Master, ParquetScan
 from ..master.cycle import Cycle, Piece, SegmentCycle
@@ -106,10 +107,12 @@ class ScanJoin(Operator):
 
     @staticmethod
     def _buffer_bytes(master: Master | ParquetScan, brought: Sequence[str], size: int) -> int:
-        """Memory of the disk buffers, if each holds `size` bytes."""
+        """Memory of the disk buffers, if each holds `size` bytes, at most."""
         if isinstance(master, ParquetScan):
             return ParquetCycle.bytes_for(master, list(dict.fromkeys([*master.key, *brought])), size)
-        return SegmentCycle.bytes_for(size, 0.75 * master.statistics.average_row_bytes)
+        columns = Layout.of(master.stored_schema).columns
+        least = sum(max(0.125, node.width if not node.children else 0.125) for node in columns)  # bytes of a row
+        return SegmentCycle.bytes_for(size, least)
 
     def _open(self, master: Master) -> None:
         """The disk buffers wait for the columns that a condition needs."""

@@ -17,6 +17,7 @@ from .models import Iteration, Model
 from .setting import Setting
 from .skew import estimate_skew
 
+WALK = 12  # steps, each to twice or half the size at most
 SMALLEST_BUDGET = 20_000_000  # whose optimum is the default disk buffer of all budgets
 GRID = 14  # disk buffers that are looked at first
 REFINEMENTS = 2
@@ -114,7 +115,7 @@ def best_buffer(model: Model, memory: int, near: int | None = None) -> int:
         grid = np.geomspace(least, most, GRID)
     else:
         grid = np.clip(np.geomspace(near / 2, near * 2, 5), least, most)
-        while len(known) < 32:  # walk uphill until the best one lies inside
+        for _ in range(WALK):  # uphill until the best one lies inside
             best = max(grid, key=rate)
             if best not in (grid[0], grid[-1]) or best in (least, most):
                 break
