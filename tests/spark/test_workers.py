@@ -14,6 +14,7 @@ from millstream.spark import workers
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(workers, "_tasks", 0)
+    gc.unfreeze()  # tasks that other tests have run in this process
     yield
     gc.unfreeze()
 
