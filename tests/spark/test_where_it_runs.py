@@ -12,11 +12,17 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pyarrow as pa
 import pyspark
 import pytest
 
 import millstream
+from millstream.master import build_local
+from millstream.source import FlowRegulator
 from millstream.spark.session import find_java
+from millstream.staging import Server as Staging
+from millstream.warehouse import Server as Warehouse
+from millstream.warehouse import connect
 
 PROGRAM = Path(__file__).with_name("programs") / "everything.py"
 SPARK_CLASS = Path(pyspark.__file__).with_name("bin") / "spark-class"
@@ -137,3 +143,65 @@ def test_standalone_cluster(tmp_path, cluster):
     found = run(tmp_path, cluster)
     check(found)
     assert len(found["executors"]) == 2
+
+
+FLOW = """
+flow: orders
+warehouse: {warehouse}
+nodes:
+  - source: staging
+    stream: orders
+    url: {staging}
+  - select: quantity > 0
+  - surrogate_key: key
+    key: product
+  - enrich: {products}
+    on: product
+    memory: 8MB
+  - replicate: [facts, view]
+    name: both
+  - target: facts
+    after: both.facts
+  - target: totals
+    mode: aggregate
+    key: name
+    aggregates: {{quantity: sum(quantity)}}
+    after: both.view
+"""
+
+
+def test_a_flow_file_on_a_standalone_cluster(tmp_path, cluster):
+    """Executors read staging, look products up and send parts to the warehouse; the driver commits."""
+    products = pa.table({"product": range(100), "name": [f"p{n % 7}" for n in range(100)]})
+    build_local(products, tmp_path / "products", key="product")
+    schema = pa.schema([("id", pa.int64()), ("product", pa.int64()), ("quantity", pa.int32())])
+    with (
+        Staging(tmp_path / "staging", http_port=None) as staging,
+        Warehouse(tmp_path / "w.duckdb", port=0) as warehouse,
+    ):
+        with FlowRegulator(staging.url, "orders", source="till", spool=tmp_path / "spool", schema=schema) as source:
+            for number in range(5_000):
+                source.send((number, number % 100, number % 5))
+            assert source.flush(30)
+        places = {"warehouse": warehouse.url, "staging": staging.url, "products": tmp_path / "products"}
+        (tmp_path / "flow.yaml").write_text(FLOW.format(**places))
+        program = [sys.executable, PROGRAM.with_name("flow_file.py"), tmp_path / "flow.yaml", tmp_path / "checkpoint"]
+        done = subprocess.run(
+            [*program, cluster],
+            env=environment(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        assert "RESULT ended" in done.stdout, done.stderr[-4000:]
+        with connect(warehouse.url) as client:
+
+            def ask(sql):
+                return [tuple(row.values()) for row in client.query(sql).to_pylist()]
+
+            good = [number for number in range(5_000) if number % 5]
+            assert ask("SELECT count(*), count(DISTINCT id), sum(id) FROM facts") == [(len(good), len(good), sum(good))]
+            assert ask("SELECT count(*) FROM rejects") == [(5_000 - len(good),)]
+            assert ask("SELECT count(*), sum(quantity) FROM totals") == [(7, sum(number % 5 for number in good))]
