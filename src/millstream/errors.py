@@ -70,6 +70,10 @@ class FormatTooNew(MillstreamError, ValueError):
     """The master was written by a later Millstream."""
 
 
+class FormatTooOld(MillstreamError, ValueError):
+    """The master was written by an earlier Millstream, and its format is no longer read."""
+
+
 class CorruptMaster(MillstreamError, OSError):
     """A file of a master does not have the content that was written."""
 

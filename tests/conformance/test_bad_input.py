@@ -272,11 +272,16 @@ class TestManifest:
             Master.open(path)
 
     def test_newer_format_with_unknown_fields(self, path: Path) -> None:
-        edit_manifest(path, lambda content: (content.clear(), content.update(format=2, body="other")))
-        with refused(errors.FormatTooNew, "2", path=path):
+        edit_manifest(path, lambda content: (content.clear(), content.update(format=3, body="other")))
+        with refused(errors.FormatTooNew, "3", path=path):
             Master.open(path)
 
-    @pytest.mark.parametrize("content", ["", "{", "[]", "null", "{}", '{"format": "one"}', '{"format": 1}', "\0\xff"])
+    def test_older_format(self, path: Path) -> None:
+        file = edit_manifest(path, lambda content: content.update(format=1))
+        with refused(errors.FormatTooOld, str(file), "format 1", "build the master again", path=path):
+            Master.open(path)
+
+    @pytest.mark.parametrize("content", ["", "{", "[]", "null", "{}", '{"format": "one"}', '{"format": 2}', "\0\xff"])
     def test_no_manifest_at_all(self, content: str, path: Path) -> None:
         (file,) = (path / "manifests").glob("*.json")
         file.write_bytes(content.encode("latin-1"))

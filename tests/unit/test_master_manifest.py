@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import CorruptMaster, FormatTooNew, MasterNotFound, MillstreamError, NotAMaster
+from millstream.errors import CorruptMaster, FormatTooNew, FormatTooOld, MasterNotFound, MillstreamError, NotAMaster
 from millstream.master import Master, build_local
 from millstream.master.files import Store
 from millstream.master.manifest import FORMAT, Manifest, Part, Statistics, load, name_of, parse, versions
@@ -82,7 +82,7 @@ def test_damage_is_refused_by_name(manifest: Manifest, data: st.DataObject) -> N
     found: Manifest | MillstreamError
     try:
         found = parse(damaged, "where it lies")
-    except (CorruptMaster, FormatTooNew) as error:
+    except (CorruptMaster, FormatTooNew, FormatTooOld) as error:
         found = error
     assert found == manifest or "where it lies" in str(found), "only white space may change"
 
@@ -128,7 +128,7 @@ def test_latest_version_of_nothing(tmp_path: Path) -> None:
         Master.latest_version(tmp_path)
 
 
-@pytest.mark.parametrize("spoil", ["damage", "newer"])
+@pytest.mark.parametrize("spoil", ["damage", "newer", "older"])
 @pytest.mark.parametrize("which", [1, 2])
 def test_building_over_a_manifest_that_cannot_be_read(which: int, spoil: str, tmp_path: Path) -> None:
     """`build the master again` is what the error says, so that must work; or fail and leave all as it was."""
@@ -136,7 +136,8 @@ def test_building_over_a_manifest_that_cannot_be_read(which: int, spoil: str, tm
     for _ in range(2):
         build_local(table, tmp_path / "m", key="k")
     file = tmp_path / "m" / name_of(which)
-    file.write_bytes(file.read_bytes()[:-200] if spoil == "damage" else b'{"format": 2}')
+    spoilt = {"damage": file.read_bytes()[:-200], "newer": b'{"format": 3}', "older": b'{"format": 1}'}
+    file.write_bytes(spoilt[spoil])
     before = file.read_bytes()
     try:
         built = build_local(table, tmp_path / "m", key="k")

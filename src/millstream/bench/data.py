@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import MasterNotFound, NotAMaster
+from ..errors import FormatTooOld, MasterNotFound, NotAMaster
 from ..master import Build, Master, write_part
 from ..workloads import KeyKind, Workload, product_batches
 
@@ -115,5 +115,5 @@ def opened(path: Path) -> Master | None:
     """The master at a path, None if there is none or its first build was cut off."""
     try:
         return Master.open(path)
-    except (MasterNotFound, NotAMaster):
+    except (MasterNotFound, NotAMaster, FormatTooOld):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .hashing import hash_bytes
+from .checksum import block_checksum
 from .memory import copy_bytes, load_i8, load_i16, load_i32, load_i64, load_u16, load_u32, pread
 
 OK, SHORT_READ, BAD_CHECKSUM, BAD_MESSAGE = range(4)
@@ -156,7 +156,7 @@ def map_segments(starts, lengths, checksums, counts, table, pages, buffers):
 
 @njit(inline="always")
 def _map_checked(start, length, checksum, count, row, buffers):
-    if np.uint32(hash_bytes(start, np.int64(length), np.uint64(0)) & np.uint64(0xFFFFFFFF)) != checksum:
+    if np.uint32(block_checksum(start, np.int64(length)) & np.uint64(0xFFFFFFFF)) != checksum:
         return BAD_CHECKSUM
     return OK if map_segment(start, np.int64(length), row, buffers) == np.int64(count) else BAD_MESSAGE
 

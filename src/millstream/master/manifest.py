@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from ..errors import CorruptMaster, FormatTooNew, MasterNotFound, MillstreamError, NotAMaster
+from ..errors import CorruptMaster, FormatTooNew, FormatTooOld, MasterNotFound, MillstreamError, NotAMaster
 from ..kernels.hashing import checksum
 from .files import Store
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "manifests"
 HASH_COLUMN = "__hash__"
 
@@ -129,6 +129,10 @@ def parse(content: bytes, where: str) -> Manifest:
         if written > FORMAT:
             raise FormatTooNew(
                 f"{where} has format {written}, but this Millstream reads formats up to {FORMAT}; install a newer one"
+            )
+        if 0 < written < FORMAT:
+            raise FormatTooOld(
+                f"{where} has format {written}, which this Millstream no longer reads; build the master again"
             )
         body = outer["master"]
         if checksum(json.dumps(body, sort_keys=True).encode()) != outer["checksum"]:

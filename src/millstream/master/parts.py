@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from ..errors import InputError
 from ..kernels import membership, segments
+from ..kernels.checksum import segment_checksum
 from ..kernels.hashing import checksum
 from ..kernels.keys import KeyCodec
 from ..kernels.layout import VARLEN
@@ -97,7 +98,7 @@ class _SegmentFile:
     def write(self, batch: pa.RecordBatch, first_key: int) -> None:
         message = batch.serialize()
         self.sink.write(message)
-        self.entries.append((first_key, self.offset, message.size, batch.num_rows, checksum(message)))
+        self.entries.append((first_key, self.offset, message.size, batch.num_rows, segment_checksum(message)))
         self.offset += message.size
         self.rows += batch.num_rows
         self.largest = max(self.largest, message.size)
