@@ -18,6 +18,7 @@ from millstream.errors import BudgetTooSmall, InputError
 from millstream.joins.ameshjoin import Observed, RateTuner
 from millstream.joins.scanjoin import PACKET_BUDGET
 from millstream.master import Master, build_local
+from millstream.master.cycle import SegmentCycle
 from oracle import assert_same_bag, expected_join
 
 every_scan = pytest.mark.parametrize("algorithm", joins.SCANS)
@@ -276,6 +277,31 @@ def test_a_window_of_so_many_rows_takes_so_much_memory(master: Master) -> None:
         return int(peak)
 
     assert used(10) < used(100) < 4_000_000
+
+
+def test_a_share_of_r_needs_no_more_memory_than_was_booked(tmp_path: Path) -> None:
+    """Long pages, then short ones: the long ones limit how many are read at once, until a share has none of them."""
+    filler = ["x" * 8_000] * 40 + [""] * 12_000
+    table = pa.table({"k": np.arange(len(filler)), "filler": filler})
+    master = build_local(table, tmp_path / "m", key="k", segment_bytes=2_048)
+    operator = joins.create("meshjoin", master, on="k", memory="2MB", disk_buffer="64KB")
+    list(operator.process(pa.RecordBatch.from_pydict({"k": [-1]})))
+    list(operator.flush())
+    scan, booked = operator.scan, operator.ledger.components["disk buffer"]
+    most, whole = scan.most_rows, _most_rows(scan)
+    operator.restrict(1, 2)
+    assert whole < _most_rows(scan) <= most
+    assert scan.nbytes == booked
+    operator.close()
+
+
+def _most_rows(scan: SegmentCycle) -> int:
+    """Rows of the chunk that has most, as they are read in a turn."""
+    ends = scan.pages_read + scan.pages
+    rows = [0]
+    while scan.pages_read < ends:
+        rows.append(scan.next(scan.pages, scan.pages).rows)
+    return max(rows)
 
 
 def _endless(batches: int) -> Iterator[pa.RecordBatch]:

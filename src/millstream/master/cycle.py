@@ -151,7 +151,10 @@ class SegmentCycle(Cycle):
         self._read_at = 0
         self._turn = 0
         self._bounds: list[int] | None = None
-        self._rows = 0
+        index = reader.index
+        self._all_rows = int(index.rows.sum(dtype=np.int64))
+        self._most_of_one = int(index.rows.max(initial=0))
+        self._density = float(np.divide(index.rows, index.length, dtype=np.float64).max(initial=0))  # rows of a byte
         self.size = -(-size // PAGE) * PAGE
 
     @staticmethod
@@ -161,14 +164,14 @@ class SegmentCycle(Cycle):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the buffers as they are."""
+        """Memory of the buffers as they are, wherever the turn is cut."""
         return BUFFERS * (self.size + 2 * PAGE + 1024 + (8 * self.most_rows if self.key is not None else 0))
 
     @property
     def most_rows(self) -> int:
-        """Rows of the chunk that has most."""
-        assert self.bounds
-        return self._rows
+        """No chunk has more rows, wherever the turn is cut: it is one segment, or all of them fit into the buffer."""
+        fitting = 1 + int(max(0, self.size - 2 * PAGE) * self._density)
+        return min(self._all_rows, max(self._most_of_one, fitting))
 
     @property
     def step(self) -> int:
@@ -193,8 +196,6 @@ class SegmentCycle(Cycle):
         while True:
             bounds = np.arange(chunks + 1, dtype=np.int64) * self.pages // chunks
             if chunks >= self.pages or int(np.diff(upto[bounds]).max(initial=0)) + 2 * PAGE <= self.size:
-                before = np.concatenate(([0], np.cumsum(self.reader.index.rows[self.low : self.high], dtype=np.int64)))
-                self._rows = int(np.diff(before[bounds]).max(initial=0))
                 return (bounds + self.low).tolist()
             chunks = min(self.pages, chunks + 1 + chunks // 64)
 
@@ -257,8 +258,8 @@ class SegmentCycle(Cycle):
             buffer.numbers = np.append(buffer.numbers, np.array(more, dtype=np.int64))
             buffer.table = np.zeros((len(buffer.numbers), buffer.table.shape[1]), dtype=np.int64)
             buffer.starts = np.zeros(len(buffer.numbers) + 1, dtype=np.int64)
-        if self.key is not None and len(buffer.codes) < self._rows:
-            buffer.codes = np.empty(self._rows, dtype=np.int64)
+        if self.key is not None and len(buffer.codes) != self.most_rows:
+            buffer.codes = np.empty(self.most_rows, dtype=np.int64)
         self._read_at = stop if stop < self.high else self.low
         key = (self.key.first + 1, self.key.width) if self.key is not None else (-1, 8)
         mapped = (buffer.table, *key, buffer.starts, buffer.codes)
