@@ -105,6 +105,37 @@ def copy_16(typingctx, target, source):
 
 
 @intrinsic
+def words_at(typingctx, address):
+    """Where 64-bit integers begin, for `numba.carray`."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+
+    return types.CPointer(types.int64)(types.int64), codegen
+
+
+@intrinsic
+def load_shared(typingctx, address):
+    """The 64-bit integer at an address that another thread writes to, after all that it wrote before."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load_atomic(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "seq_cst", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def store_shared(typingctx, address, value):
+    """Set the 64-bit integer at an address that another thread reads."""
+
+    def codegen(context, builder, signature, args):
+        target = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        builder.store_atomic(args[1], target, "seq_cst", 8)
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
 def prefetch(typingctx, address):
     """Ask for the cache line at an address, which will be read soon; any address is fine."""
 
@@ -122,4 +153,7 @@ def prefetch(typingctx, address):
 pread = types.ExternalFunction(
     "pread", typing.signature(types.int64, types.int32, types.int64, types.int64, types.int64)
 )
+read_pipe = types.ExternalFunction("read", typing.signature(types.int64, types.int32, types.int64, types.int64))
+write_pipe = types.ExternalFunction("write", typing.signature(types.int64, types.int32, types.int64, types.int64))
+clock_gettime = types.ExternalFunction("clock_gettime", typing.signature(types.int32, types.int32, types.int64))
 compare_bytes = types.ExternalFunction("memcmp", typing.signature(types.int32, types.int64, types.int64, types.int64))

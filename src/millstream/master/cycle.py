@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,9 +23,9 @@ import numpy as np
 from ..errors import CorruptMaster
 from ..kernels import segments as kernel
 from ..kernels.pages import PageTable
-from .reader import FAULTS, Fault, SegmentReader
+from .chunks import Buffer, ChunkReader, chunk_reader
+from .reader import FAULTS, PAGE, SegmentReader
 
-PAGE = 4096
 BUFFERS = 2  # of segments: one is joined while the other is read and checked
 NO_CODES = np.empty(0, dtype=np.int64)
 
@@ -107,28 +107,11 @@ def _nothing() -> None:
     """All columns of a segment are there from the start."""
 
 
-class _Buffer:
-    """A piece of memory with some segments in it, mapped and their keys laid out."""
-
-    def __init__(self, columns: int) -> None:
-        self.memory = np.empty(0, dtype=np.uint8)
-        self.address = 0
-        self.codes = np.empty(0, dtype=np.int64)
-        self.starts = np.zeros(1, dtype=np.int64)
-        self.read = np.zeros(2, dtype=np.int64)
-        self.table = np.zeros((0, columns), dtype=np.int64)
-        self.numbers = np.empty(0, dtype=np.int64)
-
-    def allocate(self, size: int) -> None:
-        self.memory = np.empty(size + PAGE, dtype=np.uint8)
-        self.address = (self.memory.ctypes.data + PAGE - 1) & -PAGE
-
-
 @dataclass
 class _Chunk:
     """Pages `first` to `stop` in a buffer."""
 
-    buffer: _Buffer
+    buffer: Buffer
     first: int
     stop: int
 
@@ -145,9 +128,11 @@ class SegmentCycle(Cycle):
         self.reader = reader
         self.table = pages
         self.key = pages.layout.column(key) if key is not None else None
-        self._buffers = [_Buffer(max(1, pages.layout.buffers)) for _ in range(BUFFERS)]
+        self._buffers = [Buffer(max(1, pages.layout.buffers)) for _ in range(BUFFERS)]
         self._chunk: _Chunk | None = None
-        self._ahead: deque[tuple[Future[Fault], _Chunk]] = deque()
+        self._ahead: deque[_Chunk] = deque()
+        self._chunks: ChunkReader | None = None
+        self.read_seconds = 0.0
         self._read_at = 0
         self._turn = 0
         self._bounds: list[int] | None = None
@@ -221,21 +206,24 @@ class SegmentCycle(Cycle):
 
     def _load(self, needed: int) -> _Chunk:
         """Wait for the next chunk, and begin to read those behind it that will be needed."""
+        if self._chunks is None:
+            self._chunks = chunk_reader(self.reader, self._buffers, self.key)
         if not self._ahead:
             self._read_at = self.position
-            self._ahead.append(self._begin())
-        future, chunk = self._ahead.popleft()
-        coming = chunk.stop - chunk.first + sum(other.stop - other.first for _, other in self._ahead)
-        while len(self._ahead) < BUFFERS - 1 and coming < needed and chunk.stop - chunk.first < self.pages:
-            self._ahead.append(self._begin())
-            coming += self._ahead[-1][1].stop - self._ahead[-1][1].first
-        bad, why = future.result()
-        if bad >= 0:
-            raise CorruptMaster(f"{self.reader.describe(bad)} {FAULTS[why]}; build the master again")
-        buffer = chunk.buffer
-        self.reads += int(buffer.read[0])
-        self.bytes_read += int(buffer.read[1])
-        self.table.addresses[buffer.numbers] = buffer.table
+            self._ahead.append(self._begin(self._chunks))
+        chunk = self._ahead[0]
+        coming = sum(other.stop - other.first for other in self._ahead)
+        while len(self._ahead) < BUFFERS and coming < needed and chunk.stop - chunk.first < self.pages:
+            self._ahead.append(self._begin(self._chunks))
+            coming += self._ahead[-1].stop - self._ahead[-1].first
+        answer = self._chunks.answer()
+        self._ahead.popleft()
+        if answer.bad >= 0:
+            raise CorruptMaster(f"{self.reader.describe(answer.bad)} {FAULTS[answer.why]}; build the master again")
+        self.reads += answer.reads
+        self.bytes_read += answer.bytes
+        self.read_seconds += answer.nanoseconds / 1e9
+        self.table.addresses[chunk.buffer.numbers] = chunk.buffer.table
         return chunk
 
     def resize(self, size: int) -> None:
@@ -243,8 +231,8 @@ class SegmentCycle(Cycle):
         self.size = -(-size // PAGE) * PAGE
         self._bounds = None
 
-    def _begin(self) -> tuple[Future[Fault], _Chunk]:
-        """Have the next chunk read, checked, mapped and its keys laid out, by a thread that leaves Python meanwhile."""
+    def _begin(self, chunks: ChunkReader) -> _Chunk:
+        """Have the next chunk read."""
         first, bounds = self._read_at, self.bounds
         stop = bounds[bisect_right(bounds, first)]
         buffer = self._buffers[self._turn]
@@ -261,18 +249,19 @@ class SegmentCycle(Cycle):
         if self.key is not None and len(buffer.codes) != self.most_rows:
             buffer.codes = np.empty(self.most_rows, dtype=np.int64)
         self._read_at = stop if stop < self.high else self.low
-        key = (self.key.first + 1, self.key.width) if self.key is not None else (-1, 8)
-        mapped = (buffer.table, *key, buffer.starts, buffer.codes)
-        return self.reader.read_chunk(self.thread, first, stop, buffer.address, buffer.read, *mapped), _Chunk(
-            buffer, first, stop
-        )
+        chunks.ask(first, stop, buffer)
+        return _Chunk(buffer, first, stop)
 
     def _forget(self) -> None:
         self._chunk = None
-        for future, _ in self._ahead:
-            future.exception()  # wait: its buffer is being written
-        self._ahead.clear()
+        while self._ahead:
+            assert self._chunks is not None
+            self._ahead.popleft()
+            self._chunks.answer()  # wait: its buffer is being written
 
     def close(self) -> None:
         super().close()
+        if self._chunks is not None:
+            self._chunks.close()
+            self._chunks = None
         self.reader.close()

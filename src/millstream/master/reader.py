@@ -158,7 +158,7 @@ class SegmentReader:
         self._handles: dict[int, int] = {}
         self._files: dict[int, pa.NativeFile] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._descriptors = np.full(len(parts), -1, dtype=np.int32)
+        self.descriptors = np.full(len(parts), -1, dtype=np.int32)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -169,7 +169,7 @@ class SegmentReader:
         for file in self._files.values():
             file.close()
         self._handles, self._files = {}, {}
-        self._descriptors[:] = -1
+        self.descriptors[:] = -1
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -215,7 +215,7 @@ class SegmentReader:
             self._open(number)
         if not self.store.local:
             return [self.pool.submit(self._fetch_remote, runs, i, address, segments) for i in range(len(runs.file))]
-        descriptors, targets = self._descriptors[runs.file], runs.target + address
+        descriptors, targets = self.descriptors[runs.file], runs.target + address
         pieces = max(1, min(in_flight, len(runs.file)))
         bounds = np.linspace(0, len(runs.file), pieces + 1).astype(int)
         return [
@@ -240,38 +240,12 @@ class SegmentReader:
         bad, why = kernel.map_segments(starts, sizes, sums, counts, rows, np.arange(high - low), rows.shape[1])
         return (int(low + bad) if bad >= 0 else -1), int(why)
 
-    def read_chunk(
-        self, pool: ThreadPoolExecutor, first: int, stop: int, address: int, read: np.ndarray, *mapped: Any
-    ) -> Future[Fault]:
-        """Have neighbouring segments read by a thread of a pool, checked and mapped.
-
-        `read` takes the numbers of reads and of bytes, `mapped` is what `kernel.check_chunk` fills in.
-        """
-        index = self.index
+    def open_parts(self, first: int, stop: int) -> None:
+        """Open the files of neighbouring segments."""
         if len(self._handles) + len(self._files) < len(self.parts):
-            low, high = index.places(np.array([first, stop - 1]))[0].tolist()
+            low, high = self.index.places(np.array([first, stop - 1]))[0].tolist()
             for number in range(low, high + 1):
                 self._open(number)
-        if not self.store.local:
-            return pool.submit(self._read_chunk_remote, first, stop, address, read, *mapped)
-        page = PAGE if self.direct else 0
-        table, buffer, width, starts, codes = mapped
-        return pool.submit(
-            kernel.read_chunk, first, stop, address, index.part_start, index.offset, index.length, index.checksum,
-            index.rows, self._descriptors, self.gap, page, table, buffer, width, starts, codes, read,
-        )  # fmt: skip
-
-    def _read_chunk_remote(self, first: int, stop: int, address: int, read: np.ndarray, *mapped: Any) -> Fault:
-        runs = self.runs(np.arange(first, stop, dtype=np.int64))
-        read[:] = len(runs.file), runs.length.sum()
-        for i in range(len(runs.file)):
-            if self._read_remote(runs, i, address) >= 0:
-                return first + int(runs.first[i]), kernel.SHORT_READ
-        index = self.index
-        bad, why = kernel.check_chunk(
-            first, stop, address, runs.position, index.length, index.checksum, index.rows, *mapped
-        )
-        return int(bad), int(why)
 
     def read(self, runs: Runs, address: int) -> int:
         """Read runs in this thread, one after the other."""
@@ -284,7 +258,7 @@ class SegmentReader:
                     return short
             return -1
         targets = runs.target + address
-        return int(kernel.read_runs(self._descriptors[runs.file], runs.offset, runs.length, self._slack, targets))
+        return int(kernel.read_runs(self.descriptors[runs.file], runs.offset, runs.length, self._slack, targets))
 
     def _read_remote(self, runs: Runs, i: int, address: int) -> int:
         data = self._files[int(runs.file[i])].read_at(int(runs.length[i]), int(runs.offset[i]))
@@ -302,7 +276,7 @@ class SegmentReader:
             if self.store.local:
                 handle = os.open(name, os.O_RDONLY | (os.O_DIRECT if self.direct else 0))
                 self._handles[number] = handle
-                self._descriptors[number] = handle
+                self.descriptors[number] = handle
             else:
                 self._files[number] = self.store.fs.open_input_file(name)
         except FileNotFoundError as error:

@@ -171,24 +171,23 @@ def best_run(
     stream: Iterator[pa.RecordBatch],
     watch: Stopwatch,
     seconds: float,
-    also: list[float] | None = None,
-) -> None:
+    counted: Callable[[], tuple[float, ...]] = tuple,
+) -> tuple[float, ...]:
     """Run some times with a stopwatch and keep the fastest: what else the machine does is no part of the factors.
 
-    `also` are sums that somebody else adds to; they are kept for the fastest run too.
+    How much the `counted` sums have grown in the fastest run.
     """
     rates, kept = [], []
     for _ in range(PARTS):
         watch.reset()
-        before = list(also or ())
+        before = counted()
         rows, begun = operator.stats.rows_in, time.perf_counter()
         run(operator, stream, max(LEAST_WINDOW, seconds) / PARTS)
         rates.append((operator.stats.rows_in - rows) / (time.perf_counter() - begun))
-        kept.append((watch.reset(), [after - old for after, old in zip(also or (), before, strict=True)]))
-    sums, others = kept[int(np.argmax(rates))]
+        kept.append((watch.reset(), tuple(after - old for after, old in zip(counted(), before, strict=True))))
+    sums, grown = kept[int(np.argmax(rates))]
     watch.restore(sums)
-    if also is not None:
-        also[:] = others
+    return grown
 
 
 def run(operator: Operator, stream: Iterator[pa.RecordBatch], seconds: float) -> None:

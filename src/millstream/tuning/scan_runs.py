@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast
 
 from .. import joins
 from ..joins.auto import AutoJoin
 from ..joins.inlj import IndexNestedLoopJoin
 from ..joins.scanjoin import ScanJoin
+from ..master.cycle import SegmentCycle
 from .curves import Curve, Sample
 from .runs import Runs, best_run, fill, run, work
 from .sample_stream import BATCH_ROWS
@@ -50,20 +48,22 @@ def _mesh(
     while operator.scan.pages_read < operator.scan.pages and time.perf_counter() - begun < 2 * seconds:
         work(operator.process(next(stream)))
     watch = _watched(operator)
-    read = _watched_reads(operator)
-    best_run(operator, stream, watch, 0.7 * seconds, read)
+    scan = operator.scan
+    assert isinstance(scan, SegmentCycle)
+    grown = best_run(operator, stream, watch, 0.7 * seconds, lambda: (scan.reads, scan.bytes_read, scan.read_seconds))
+    reads_made, bytes_read, read_seconds = grown
     size = runs.filed("meshjoin", budget, operator.window.table.capacity)
-    if name == "meshjoin" and read[0]:
+    if name == "meshjoin" and reads_made:
         for step in ("mesh probe", "mesh output", "mesh expire", "mesh append"):
             runs.samples[step].append(watch.sample(step, size))
         runs.samples["mesh read"].append(watch.sample("mesh read", 1.0))
         pieces = watch.sample("mesh probe", size).calls
         runs.samples["mesh loop"].append(Sample(1.0, pieces, 0.0, watch.sample("mesh loop", size).seconds))
-        reads.setdefault(float(disk_buffer), []).append(read[2] / read[1])
+        reads.setdefault(float(disk_buffer), []).append(read_seconds / bytes_read)
         # reading goes on while the last read is joined: what is waited for beyond that is the handing over
         worked = sum(watch.sample(step, size).seconds for step in STEPS)
-        handed = watch.sample("wait", size).seconds - max(0.0, read[2] - worked)
-        runs.samples["mesh handing over"].append(Sample(1.0, int(read[0]), 0.0, max(1e-9, handed)))
+        handed = watch.sample("wait", size).seconds - max(0.0, read_seconds - worked)
+        runs.samples["mesh handing over"].append(Sample(1.0, int(reads_made), 0.0, max(1e-9, handed)))
     elif name == "ssbj":
         runs.samples["ssbj switch"].append(watch.sample("switch", 1.0))
     operator.close()
@@ -87,32 +87,6 @@ def _watched(operator: ScanJoin) -> Stopwatch:
             watch.time(operator, name, "switch", (lambda _, __: 0.0) if name == "_found" else None)
     watch.reset()
     return watch
-
-
-def _watched_reads(operator: ScanJoin) -> list[float]:
-    """Number, bytes and seconds of the reads that the scan's own thread makes from now on."""
-    sums = [0.0, 0.0, 0.0]
-    operator.scan._thread = cast(ThreadPoolExecutor, _Timed(operator.scan.thread, sums))
-    return sums
-
-
-class _Timed:
-    """A pool of threads that adds up what it reads."""
-
-    def __init__(self, pool: ThreadPoolExecutor, sums: list[float]) -> None:
-        self.pool, self.sums = pool, sums
-        self.shutdown = pool.shutdown
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        return self.pool.submit(self._run, function, *arguments)
-
-    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        begun = time.perf_counter()
-        done = function(*arguments)
-        self.sums[0] += 1
-        self.sums[1] += float(arguments[-1][1])  # as `read_chunk` has counted
-        self.sums[2] += time.perf_counter() - begun
-        return done
 
 
 def index_nested_loop(runs: Runs, seconds: float) -> None:

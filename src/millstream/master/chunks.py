@@ -1,0 +1,156 @@
+"""Chunks of neighbouring segments, read by a thread of their own while others are joined.
+
+    scan --- request: segments, buffer ---> thread: read, check, map, lay out keys
+         <--- answer: first bad one, why, reads, bytes, nanoseconds ---
+
+The thread stays in one compiled call that never takes Python's lock: handing the lock to and fro took longer than
+reading a chunk. Filesystems that are not local are read with Python instead.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..kernels import chunk_loop as loop
+from ..kernels import segments as kernel
+from ..kernels.layout import Node
+from .reader import PAGE, SegmentReader
+
+
+class Buffer:
+    """A piece of memory with some segments in it, mapped and their keys laid out."""
+
+    def __init__(self, columns: int) -> None:
+        self.memory = np.empty(0, dtype=np.uint8)
+        self.address = 0
+        self.codes = np.empty(0, dtype=np.int64)
+        self.starts = np.zeros(1, dtype=np.int64)
+        self.table = np.zeros((0, columns), dtype=np.int64)
+        self.numbers = np.empty(0, dtype=np.int64)
+
+    def allocate(self, size: int) -> None:
+        self.memory = np.empty(size + PAGE, dtype=np.uint8)
+        self.address = (self.memory.ctypes.data + PAGE - 1) & -PAGE
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a request; `bad` is -1 if all segments are sound."""
+
+    bad: int
+    why: int
+    reads: int
+    bytes: int
+    nanoseconds: int
+
+
+class ChunkReader(Protocol):
+    """Answers requests in their order. Nobody may touch a buffer between the request and its answer."""
+
+    def ask(self, first: int, stop: int, buffer: Buffer) -> None:
+        """Have segments `first` to `stop` read into a buffer."""
+
+    def answer(self) -> Answer:
+        """Wait for the oldest request that was not answered."""
+
+    def close(self) -> None:
+        """Wait for the thread to end."""
+
+
+def chunk_reader(reader: SegmentReader, buffers: Sequence[Buffer], key: Node | None) -> ChunkReader:
+    """What reads chunks into these buffers; the clustering keys are laid out if `key` says where they are."""
+    kind = LocalChunks if reader.store.local else RemoteChunks
+    return kind(reader, buffers, *((key.first + 1, key.width) if key is not None else (-1, 8)))
+
+
+class LocalChunks:
+    """Through a compiled loop. The thread keeps alive what it writes to, and ends when this object does."""
+
+    def __init__(self, reader: SegmentReader, buffers: Sequence[Buffer], key: int, width: int) -> None:
+        self.reader = reader
+        self._box = np.zeros(loop.WORDS, dtype=np.int64)
+        self._asked = self._answered = 0
+        asleep, self._wake = os.pipe()
+        self._asleep, wake = os.pipe()
+        self._end = weakref.finalize(self, _close, self._wake, self._asleep)
+        arguments = (self._box, asleep, wake, reader, tuple(buffers), key, width)
+        self._thread = threading.Thread(target=_serve, args=arguments, name="millstream-scan", daemon=True)
+        self._thread.start()
+
+    def ask(self, first: int, stop: int, buffer: Buffer) -> None:
+        self.reader.open_parts(first, stop)
+        arrays = buffer.table.ctypes.data, buffer.starts.ctypes.data, buffer.codes.ctypes.data
+        loop.ask(self._box, self._wake, self._asked, first, stop, buffer.address, *arrays, len(buffer.codes))
+        self._asked += 1
+
+    def answer(self) -> Answer:
+        while not loop.answered(self._box, self._answered):
+            if not os.read(self._asleep, 1):
+                raise RuntimeError("the thread that reads segments has failed; its error was printed")
+        answer = Answer(*loop.answer_of(self._box, self._answered))
+        self._answered += 1
+        return answer
+
+    def close(self) -> None:
+        self._end()
+        self._thread.join()
+
+
+def _serve(
+    box: np.ndarray, asleep: int, wake: int, reader: SegmentReader, buffers: tuple[Buffer, ...], key: int, width: int
+) -> None:
+    try:
+        index = reader.index
+        loop.serve_chunks(
+            box, asleep, wake, index.part_start, index.offset, index.length, index.checksum, index.rows,
+            reader.descriptors, reader.gap, PAGE if reader.direct else 0, buffers[0].table.shape[1], key, width,
+        )  # fmt: skip
+    finally:
+        _close(asleep, wake)
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+class RemoteChunks:
+    """Through pyarrow's filesystems."""
+
+    def __init__(self, reader: SegmentReader, buffers: Sequence[Buffer], key: int, width: int) -> None:
+        self.reader = reader
+        self.key = key, width
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="millstream-scan")
+        self._asked: list[Future[Answer]] = []
+
+    def ask(self, first: int, stop: int, buffer: Buffer) -> None:
+        self.reader.open_parts(first, stop)
+        self._asked.append(self._pool.submit(self._read, first, stop, buffer))
+
+    def answer(self) -> Answer:
+        return self._asked.pop(0).result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _read(self, first: int, stop: int, buffer: Buffer) -> Answer:
+        begun = time.perf_counter_ns()
+        runs = self.reader.runs(np.arange(first, stop, dtype=np.int64))
+        short = self.reader.read(runs, buffer.address)
+        bad, why = (first + int(runs.first[short]) if short >= 0 else -1), kernel.SHORT_READ
+        if short < 0:
+            index = self.reader.index
+            bad, why = kernel.check_chunk(
+                first, stop, buffer.address, runs.position, index.length, index.checksum, index.rows, buffer.table,
+                *self.key, buffer.starts, buffer.codes,
+            )  # fmt: skip
+        return Answer(int(bad), int(why), len(runs.file), int(runs.length.sum()), time.perf_counter_ns() - begun)
