@@ -20,7 +20,7 @@ from driving import run_join
 from millstream import joins
 from millstream.errors import CorruptMaster, FormatTooNew, FormatTooOld, MasterNotFound, MillstreamError
 from millstream.master import Master, build_local
-from millstream.master.reader import load_index
+from millstream.master.index import load_index
 from oracle import assert_same_bag, bag, expected_join
 
 ROWS = 150

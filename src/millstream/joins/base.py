@@ -18,7 +18,7 @@ from ..kernels import membership
 from ..kernels.layout import Layout
 from ..kernels.pages import PageTable
 from ..master import Master
-from ..master.reader import KeyFilter
+from ..master.index import KeyFilter
 from ..stats import JoinStats
 from ..units import format_bytes, parse_bytes
 from .ledger import Ledger

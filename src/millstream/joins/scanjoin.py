@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import InputError
-from ..kernels.collector import Collector, collectable
 from ..kernels.layout import Layout
 from ..kernels.window_table import WindowTable
 from ..master import Master, ParquetScan
@@ -33,6 +32,7 @@ from ..master.cycle import Cycle, Piece, SegmentCycle
 from ..master.parquet_cycle import ParquetCycle, decoded_row_bytes
 from ..units import parse_bytes
 from .base import PAGE_SLACK, Operator
+from .collected import CollectedResults
 from .conditions import Condition, as_condition
 from .theta import SORTED_BYTES, Matcher, gathered
 from .window import PAGE_OVERHEAD, HeldResults, Packet, Window
@@ -43,8 +43,6 @@ PARQUET_BUFFER = 16 << 20
 LEAST_ROWS = 64
 LEAST_BYTES = 32 * 1024
 PACKET_BUDGET = 64 * PAGE_OVERHEAD  # memory for each packet of the window, at least
-LEAST_COLLECTED = 64  # rows: fewer are not worth collecting
-MOST_COLLECTED = 1 << 15
 FOREVER = 1 << 62
 
 
@@ -81,6 +79,7 @@ class ScanJoin(Operator):
         self._reserve = 0  # bytes that rows do not take
         self._restricted: tuple[int, int] | None = None
         self.marker: str | None = None
+        self.collected: CollectedResults | None = None
         super().__init__(cast(Master, master), on=on, **arguments)
 
     # -- memory ------------------------------------------------------------------------------------------------
@@ -143,11 +142,10 @@ class ScanJoin(Operator):
         if self.ordered:
             self.held = HeldResults(self.pages, list(plan.brought), self.ledger)
         self._make_memory()
-        self._collectors: tuple[Collector, ...] = ()
-        own, brought = range(len(plan.stream)), plan.brought if self.how in ("inner", "left") else []
-        if collectable(self.stream.layout, own) and collectable(self.pages.layout, brought):
-            self._collectors = (Collector(self.stream, own), Collector(self.pages, brought))
-        self._marks = np.empty(0, dtype=np.bool_)
+        sides = plan, self.stream, self.pages
+        self.collected = None
+        if CollectedResults.possible(*sides):
+            self.collected = CollectedResults(*sides, marker=self.marker, size=self.output_bytes)
         self._pairs_found = np.empty((2, self._step), dtype=np.int64)
         self.window = Window(self.stream, self.ledger, capacity=self._capacity())
         self._plan_iterations()
@@ -435,8 +433,8 @@ class ScanJoin(Operator):
 
     def _output(self, left: np.ndarray, right: np.ndarray | None) -> Iterator[pa.RecordBatch]:
         """Results; a few are collected until there are many, as each piece of R gives a few."""
-        while self._collectors and len(left):
-            taken = self._collect_results(left, right)
+        while self.collected is not None and len(left):
+            taken = self.collected.add(left, right)
             left, right = left[taken:], right[taken:] if right is not None else None
             if len(left):
                 yield from self._collected()
@@ -445,38 +443,11 @@ class ScanJoin(Operator):
         if len(left):
             yield from self._at_once(left, right)
 
-    def _collect_results(self, left: np.ndarray, right: np.ndarray | None) -> int:
-        """Copy the first of some results, as many as there is room for; how many."""
-        mine, theirs = self._collectors
-        if not mine.capacity:
-            rows = int(self.output_bytes / (1 + mine.row_bytes + (theirs.row_bytes if right is not None else 0)))
-            if rows < LEAST_COLLECTED:
-                return 0
-            for collector in self._collectors:
-                collector.allocate(min(rows, MOST_COLLECTED))
-            if self.marker is not None:
-                self._marks = np.empty(mine.capacity, dtype=np.bool_)
-        taken = mine.fitting(left)
-        if right is not None:
-            taken = theirs.append(right[:taken])
-        if self.marker is not None and right is not None:
-            self._marks[mine.rows : mine.rows + taken] = right[:taken] >= 0
-        mine.append(left[:taken])
-        return taken
-
     def _collected(self) -> Iterator[pa.RecordBatch]:
         """The results that were collected."""
-        if self.plan is None or not self._collectors or not self._collectors[0].rows:
-            return
-        mine, theirs = self._collectors
-        rows = mine.rows
-        with_master = self.how in ("inner", "left")
-        columns = mine.columns() + (theirs.columns() if with_master else [])
-        batch = pa.RecordBatch.from_arrays(columns, schema=self.plan.output)
-        if self.marker is not None and with_master:
-            batch = batch.append_column(self.marker, pa.array(self._marks[:rows]))
-        self.stats.rows_out += rows
-        yield batch
+        if self.collected is not None and self.collected.rows:
+            self.stats.rows_out += self.collected.rows
+            yield self.collected.take()
 
     def _at_once(self, left: np.ndarray, right: np.ndarray | None) -> Iterator[pa.RecordBatch]:
         """Results that cannot be collected; with a `marker` one column more says whether a row matched."""

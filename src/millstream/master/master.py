@@ -14,9 +14,10 @@ from ..kernels.layout import Layout as ColumnLayout
 from ..kernels.pages import PageTable
 from . import manifest as manifests
 from .files import Store
+from .index import KeyFilter, SegmentIndex, index_bytes, load_filter, load_index
 from .manifest import Layout, Manifest, Part, Statistics
 from .parts import DENSE_SCHEMA, stored_schema
-from .reader import DiskBuffer, KeyFilter, SegmentIndex, SegmentReader, index_bytes, load_filter, load_index
+from .reader import DiskBuffer, SegmentReader
 from .scan import ParquetScan
 
 
