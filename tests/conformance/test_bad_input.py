@@ -329,7 +329,8 @@ class TestDamage:
         content[at] ^= 0x10
         segment = segment_at(path, at)
         file.write_bytes(content)
-        with refused(errors.CorruptMaster, str(file), f"segment {segment} ", path=path):
+        damage = "is damaged: its checksum does not fit its content"
+        with refused(errors.CorruptMaster, str(file), f"segment {segment} ", damage, path=path):
             self.join_all(algorithm, path)
 
     def test_truncated_file(self, algorithm: str, path: Path) -> None:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from ..errors import CorruptMaster
 from ..kernels import segments as kernel
 from ..master import Master
+from ..master.reader import FAULTS
 from .base import Operator
 
 SLOT_OVERHEAD = 256
@@ -109,21 +110,17 @@ class IndexNestedLoopJoin(Operator):
         self.held[slots] = -1
         index, reader = self.reader.index, self.reader
         runs = reader.single_runs(missing, slots * self.slot_bytes)
-        short = reader.read(runs, self.address)
-        if short >= 0:
-            raise CorruptMaster(f"{reader.describe(int(missing[short]))} is cut off; build the master again")
-        starts = runs.position + self.address
+        bad, why = reader.read(runs, self.address), kernel.SHORT_READ
+        if bad < 0:
+            starts, numbers = runs.position + self.address, self.numbers[slots]
+            bad, why = kernel.map_segments(
+                starts, *index.contents(missing), self.pages.addresses, numbers, self.pages.layout.buffers,
+            )  # fmt: skip
+        if bad >= 0:
+            raise CorruptMaster(f"{reader.describe(int(missing[bad]))} {FAULTS[why]}; build the master again")
         self.stats.bytes_read += int(runs.length.sum())
         self.stats.disk_reads += len(missing)
         self.stats.segments_read += len(missing)
-        numbers = self.numbers[slots]
-        bad, _ = kernel.map_segments(
-            starts, *index.contents(missing), self.pages.addresses, numbers, self.pages.layout.buffers,
-        )  # fmt: skip
-        if bad >= 0:
-            raise CorruptMaster(
-                f"{reader.describe(int(missing[bad]))} is damaged: its checksum does not fit; build the master again"
-            )
         self.held[slots] = missing
         self.slot_of[missing] = slots
         self.used[slots] = self.clock
