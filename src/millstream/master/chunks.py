@@ -62,6 +62,9 @@ class ChunkReader(Protocol):
     def answer(self) -> Answer:
         """Wait for the oldest request that was not answered."""
 
+    def settle(self) -> None:
+        """Wait for all requests, whatever comes of them: then the buffers are nobody's."""
+
     def close(self) -> None:
         """Wait for the thread to end."""
 
@@ -99,6 +102,10 @@ class LocalChunks:
         answer = Answer(*loop.answer_of(self._box, self._answered))
         self._answered += 1
         return answer
+
+    def settle(self) -> None:
+        while self._answered < self._asked:
+            self.answer()
 
     def close(self) -> None:
         self._end()
@@ -138,6 +145,10 @@ class RemoteChunks:
 
     def answer(self) -> Answer:
         return self._asked.pop(0).result()
+
+    def settle(self) -> None:
+        while self._asked:
+            self._asked.pop(0).exception()
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -254,10 +254,9 @@ class SegmentCycle(Cycle):
 
     def _forget(self) -> None:
         self._chunk = None
-        while self._ahead:
-            assert self._chunks is not None
-            self._ahead.popleft()
-            self._chunks.answer()  # wait: its buffer is being written
+        self._ahead.clear()
+        if self._chunks is not None:
+            self._chunks.settle()
 
     def close(self) -> None:
         super().close()
