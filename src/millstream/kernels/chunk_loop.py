@@ -19,7 +19,7 @@ from .segments import read_chunk
 SLOTS = 2  # requests that may be open
 REQUEST = 7  # first, stop, address; addresses of `table`, `starts` and `codes`; how many codes there is room for
 ANSWER = 5  # first bad segment, why; reads, bytes, nanoseconds
-PATIENCE = 50_000  # nanoseconds that somebody looks before it sleeps
+PATIENCE = 20_000  # nanoseconds that somebody looks before it sleeps
 
 _ASKED, _ANSWERED, _READER_ASLEEP, _ASKER_ASLEEP, _REQUESTS = range(0, 40, 8)
 _ANSWERS = _REQUESTS + 8 * SLOTS * REQUEST
