@@ -22,6 +22,8 @@ from ..kernels.pages import Gathering, PageTable
 from .ledger import Ledger
 
 PAGE_OVERHEAD = 4096
+PAGES = 512  # that are never worth repacking
+MERGED = 4 << 20  # bytes of small pages that become one; a page of half of that is never rewritten for its size
 SLOT_BYTES = 12  # hash slots for each entry, at worst
 
 
@@ -55,6 +57,7 @@ class MasterCache:
         self.component = component
         self.table = CacheTable(max(16, capacity))
         self.order: deque[_Page] = deque()
+        self._packed = 0
         self.bytes = 0
         self.evicted = 0
         self.cached_rows = 0
@@ -198,12 +201,12 @@ class MasterCache:
         while self.order:
             page = self.order.popleft()
             gone = 1 - len(self.live(page)) / max(1, len(page.entries))
-            (sparse if gone >= 0.25 or page.size < small else kept).append(page)
+            (sparse if gone >= 0.25 or page.size < min(small, MERGED // 2) else kept).append(page)
         self.order = kept
         while sparse:
             group: list[_Page] = []
             size = 0
-            while sparse and (not group or size + sparse[0].size <= min(4 << 20, self.ledger.free // 2)):
+            while sparse and (not group or size + sparse[0].size <= min(MERGED, self.ledger.free // 2)):
                 group.append(sparse.pop(0))
                 size += group[-1].size
             entries = np.concatenate([self.live(page) for page in group])
@@ -211,6 +214,12 @@ class MasterCache:
                 self._move(entries)
             for page in group:
                 self._discard(page)
+        self._packed = len(self.order)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether there are so many pages more than after the last time that it is worth while to repack."""
+        return len(self.order) > PAGES + 5 * self._packed // 4
 
     def clear(self) -> None:
         """Forget everything."""

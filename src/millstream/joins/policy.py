@@ -91,7 +91,7 @@ class CachePolicy:
         The pass read `segments` in `seconds`. `share` is the memory for both sides; `full` says whether the pass came
         because the waiting rows had no room.
         """
-        if len(self.cache.order) > 256:
+        if self.cache.scattered:
             self.cache.repack(small=max(32 * 1024, self.cache.bytes // 128))
         if self.fits or not rows:
             return
