@@ -56,7 +56,7 @@ def large(spark, tmp_path_factory):
     return master
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "moij"])
+@pytest.mark.parametrize("algorithm", ["auto", "moij", pytest.param("meshjoin", marks=pytest.mark.slow)])
 def test_growth_of_the_resident_set_stays_below_the_budget(spark, tmp_path, monkeypatch, large, algorithm):
     monkeypatch.setattr(workers, "POOL", f"POOL_OF_{algorithm}")  # workers that nobody has used yet
     others = set(python_workers())

@@ -7,6 +7,8 @@ in any share, which one more shuffle, by the number of the row, finds out:
     stream --number rows--> n copies --> task i: join with share i of R --> by number --> settle
                                            matched rows, unmatched rows        unmatched in all n shares: unmatched
 
+What is not settled yet is held in files once it is much (`held.py`).
+
 Output in the order of the stream (`ordered=True`) is made by tasks that each scan all of R for one partition's rows.
 Rows are numbered by partition and position, so a source must give the rows of a partition in the same order when a task
 is run again, as the sources of Spark that can be replayed do.
@@ -31,6 +33,7 @@ from ..joins.scanjoin import ScanJoin
 from ..master import Master, ParquetScan
 from ..stats import JoinStats
 from . import warm
+from .held import Held
 from .metrics import CARRIER, CARRIER_FIELD, CARRIER_TYPE, task_counters
 from .task import JoinTask
 from .types import conform
@@ -197,53 +200,53 @@ class Copies:
 
 @dataclass(frozen=True)
 class Settle:
-    """Puts together what the shares of R say of the rows of a partition; holds the rows that are not settled yet."""
+    """Puts together what the shares of R say of the rows of a partition, which must all be seen before."""
 
     scan: ScanTask
 
     def __call__(self, batches: Batches) -> Batches:
         task = self.scan.task
         semi = task.how == "left_semi"
-        held: list[pa.RecordBatch] = []
-        numbers: list[np.ndarray] = []
-        passed, sample = 0, None
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            sample = batch.slice(0, 1) if sample is None else sample
-            state = batch.column(STATE).to_numpy()
-            counters = np.zeros(len(state), dtype=np.bool_)
-            if task.carriers:
-                counters = batch.column(CARRIER).is_valid().to_numpy(zero_copy_only=False)
-            passing = counters if semi else counters | (state == MATCHED)
-            passed += int(passing.sum() - counters.sum())
-            if passing.any():
-                yield self._named(batch.filter(pa.array(passing)))
-            numbers.append(batch.column(NUMBER).to_numpy()[~passing])
-            held.append(batch.filter(pa.array(~passing if semi else state == HOME)))
-        if sample is not None:
-            yield from self._rest(
-                pa.Table.from_batches(held, schema=sample.schema), np.concatenate(numbers), passed, sample
-            )
+        passed = settled = 0
+        sample = None
+        with Held(NUMBER) as held:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                sample = batch.slice(0, 1) if sample is None else sample
+                state = batch.column(STATE).to_numpy()
+                counters = np.zeros(len(state), dtype=np.bool_)
+                if task.carriers:
+                    counters = batch.column(CARRIER).is_valid().to_numpy(zero_copy_only=False)
+                passing = counters if semi else counters | (state == MATCHED)
+                passed += int(passing.sum() - counters.sum())
+                if passing.any():
+                    yield self._named(batch.filter(pa.array(passing)))
+                mine = ~passing if semi else state == HOME
+                held.add(batch.filter(pa.array(mine)), batch.column(NUMBER).to_numpy()[state == ELSEWHERE])
+            for rows, elsewhere in held.parts():
+                rows = self._settled(rows, elsewhere)
+                settled += len(rows)
+                yield from (self._named(batch) for batch in rows.to_batches() if batch.num_rows)
+        if sample is not None and task.carriers:
+            yield self._named(self._counted(sample, passed, settled))
 
-    def _rest(self, rows: pa.Table, numbers: np.ndarray, passed: int, sample: pa.RecordBatch) -> Batches:
+    def _settled(self, rows: pa.Table, elsewhere: np.ndarray) -> pa.Table:
         """The rows that no share has matched, or for a semi join those that any has, each once."""
-        mine = rows.column(NUMBER).to_numpy()
+        numbers = rows.column(NUMBER).to_numpy()
         if self.scan.task.how == "left_semi":
-            _, first = np.unique(mine, return_index=True)
-            rows = rows.take(pa.array(np.sort(first)))
-            known = {"matched": len(rows), "unmatched": -len(rows)}
-        else:
-            found, counts = np.unique(numbers, return_counts=True)
-            rows = rows.filter(pa.array(np.isin(mine, found[counts == self.scan.shares])))
-            known = {"matched": -len(rows), "unmatched": len(rows)}
-        yield from (self._named(batch) for batch in rows.to_batches() if batch.num_rows)
-        if self.scan.task.carriers:
-            after = replace(JoinStats(), rows_out=passed + len(rows), **known)
-            counters = task_counters(JoinStats(), after, 0)
-            counters[0] = 0  # this is no task of the join
-            at = sample.schema.get_field_index(CARRIER)
-            yield self._named(sample.set_column(at, sample.schema.field(at), pa.array([counters], CARRIER_TYPE)))
+            return rows.take(pa.array(np.sort(np.unique(numbers, return_index=True)[1])))
+        found, counts = np.unique(elsewhere, return_counts=True)
+        return rows.filter(pa.array(np.isin(numbers, found[counts == self.scan.shares - 1])))
+
+    def _counted(self, sample: pa.RecordBatch, passed: int, settled: int) -> pa.RecordBatch:
+        """A carrier: what a row is in the end, where the shares have counted it as the opposite."""
+        matched = settled if self.scan.task.how == "left_semi" else -settled
+        after = replace(JoinStats(), rows_out=passed + settled, matched=matched, unmatched=-matched)
+        counters = task_counters(JoinStats(), after, 0)
+        counters[0] = 0  # this is no task of the join
+        at = sample.schema.get_field_index(CARRIER)
+        return sample.set_column(at, sample.schema.field(at), pa.array([counters], CARRIER_TYPE))
 
     def _named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns of the result under their own names."""
