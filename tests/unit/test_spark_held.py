@@ -47,8 +47,13 @@ def test_nothing_held_gives_nothing(tmp_path: Path, monkeypatch) -> None:
 
 def test_files_go_when_the_task_fails(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    with pytest.raises(RuntimeError), Held("n", in_memory=10) as held:
-        held.add(pa.record_batch({"n": np.arange(100)}), np.arange(3))
-        assert any(tmp_path.iterdir())
-        raise RuntimeError("killed")
+
+    def task() -> None:
+        with Held("n", in_memory=10) as held:
+            held.add(pa.record_batch({"n": np.arange(100)}), np.arange(3))
+            assert any(tmp_path.iterdir())
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        task()
     assert not any(tmp_path.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -51,7 +52,7 @@ QUICK = Effort(warm_up=0.5, window=0.5, batches=3)
 
 @dataclass(frozen=True)
 class Scanned:
-    """An operator in one setting; `disk` is the rate of a plain sequential read right before, in bytes a second."""
+    """An operator in one setting; `disk` is the rate of plain sequential reads right before and after, in bytes a second."""
 
     algorithm: str
     budget: float
@@ -123,8 +124,10 @@ def run_operators(data: Data, rows: int, effort: Effort) -> list[Scanned]:
                     windows=2,
                 )
                 data.say(f"scan: {case.name}")
-                disk = max(sequential_rate(master) for _ in range(2))
-                found.append(Scanned(algorithm, budget, skew, measure_apart(case), disk))
+                disk = [sequential_rate(master) for _ in range(2)]
+                measured = measure_apart(case)
+                disk += [sequential_rate(master) for _ in range(2)]
+                found.append(Scanned(algorithm, budget, skew, measured, statistics.mean(disk)))
     return found
 
 
@@ -175,7 +178,7 @@ def checks(operators: Sequence[Scanned], compared: Sequence[Compared], *, full: 
             what = f"meshjoin against inlj, {budget:.0%} of R, Zipf {skew:g}"
             found.append(Check(what, f"{ratio:.1f}x", f">= {FASTER:.0f}x", ratio >= FASTER if full else None))
     for one in operators:
-        if one.algorithm == "meshjoin":
+        if one.algorithm == "meshjoin" and one.budget == min(BUDGETS):  # with more memory, results are the limit
             share = one.scan_rate / one.disk
             what = f"meshjoin's scan against a sequential read, {one.budget:.0%} of R, Zipf {one.skew:g}"
             found.append(Check(what, f"{share:.0%}", f">= {SCAN_SHARE:.0%}", share >= SCAN_SHARE if full else None))
@@ -207,7 +210,9 @@ def section(
             ]
             for one in operators
         ],
-        f"*Disk* is a plain sequential read of the same files in blocks of {BLOCK >> 20} MiB right before.",
+        f"*Disk* is the mean of four plain sequential reads of the same files in blocks of {BLOCK >> 20} MiB, two right "
+        "before and two right after. With 1% of R the disk is what limits `meshjoin`; with 10% each page meets ten times as "
+        "many rows, and the core is busy with making results.",
     )
     on_spark = Table(
         "Plain Parquet on Spark: seconds of a micro-batch",

@@ -38,7 +38,7 @@ from .theta import SORTED_BYTES, Matcher, gathered
 from .window import PAGE_OVERHEAD, HeldResults, Packet, Window
 
 DISK_BUFFER = 8 << 20  # larger reads make few and large steps; more hardly helps
-READ_BYTES = 160_000  # what the disk gives while a step of any size is prepared
+READ_BYTES = 200_000  # what the disk gives while a step of any size is prepared
 PARQUET_BUFFER = 16 << 20
 LEAST_ROWS = 64
 LEAST_BYTES = 32 * 1024
@@ -476,7 +476,7 @@ def default_buffer(spare: int) -> int:
     A turn of R takes R / s steps and the time to read R; the window has what the buffers leave of the memory M. The
     rate of (M - 2 s) / (R / s * step + R / disk) tuples a second is the highest near s = sqrt(M * step * disk / 2).
     """
-    return min(DISK_BUFFER, spare // 8, int((READ_BYTES * spare) ** 0.5))
+    return min(DISK_BUFFER, spare // 7, int((READ_BYTES * spare) ** 0.5))
 
 
 def _row_bytes(schema: pa.Schema) -> float:

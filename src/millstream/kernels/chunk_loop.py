@@ -19,7 +19,8 @@ from .segments import read_chunk
 SLOTS = 2  # requests that may be open
 REQUEST = 7  # first, stop, address; addresses of `table`, `starts` and `codes`; how many codes there is room for
 ANSWER = 5  # first bad segment, why; reads, bytes, nanoseconds
-PATIENCE = 20_000  # nanoseconds that somebody looks before it sleeps
+READER_PATIENCE = 20_000  # nanoseconds that somebody looks before it sleeps
+ASKER_PATIENCE = 100_000  # it could do nothing else, and the reader would lose time by waking it
 
 _ASKED, _ANSWERED, _READER_ASLEEP, _ASKER_ASLEEP, _REQUESTS = range(0, 40, 8)
 _ANSWERS = _REQUESTS + 8 * SLOTS * REQUEST
@@ -56,7 +57,7 @@ def serve_chunks(
 def _wait_for_request(shared, asleep, done):
     """False if nobody will ask any more."""
     byte = np.empty(1, dtype=np.uint8)
-    while not _comes(shared + _ASKED, done):
+    while not _comes(shared + _ASKED, done, READER_PATIENCE):
         store_shared(shared + _READER_ASLEEP, 1)
         got = 1 if load_shared(shared + _ASKED) > done else read_pipe(asleep, byte.ctypes.data, 1)
         store_shared(shared + _READER_ASLEEP, 0)
@@ -66,9 +67,9 @@ def _wait_for_request(shared, asleep, done):
 
 
 @njit(cache=True, nogil=True)
-def _comes(word, done):
-    """Whether a count passes `done` while one has patience."""
-    end = _nanoseconds() + PATIENCE
+def _comes(word, done, patience):
+    """Whether a count passes `done` within so many nanoseconds."""
+    end = _nanoseconds() + patience
     while load_shared(word) <= done:
         if _nanoseconds() > end:
             return False
@@ -92,7 +93,7 @@ def answered(box, number):
     """Whether request `number` has its answer; if not, the asker is about to sleep, and will be woken."""
     shared = box.ctypes.data
     store_shared(shared + _ASKER_ASLEEP, 0)
-    if _comes(shared + _ANSWERED, number):
+    if _comes(shared + _ANSWERED, number, ASKER_PATIENCE):
         return True
     store_shared(shared + _ASKER_ASLEEP, 1)
     return load_shared(shared + _ANSWERED) > number
