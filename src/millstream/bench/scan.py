@@ -52,7 +52,7 @@ QUICK = Effort(warm_up=0.5, window=0.5, batches=3)
 
 @dataclass(frozen=True)
 class Scanned:
-    """An operator in one setting; `disk` is the rate of plain sequential reads right before and after, in bytes a second."""
+    """An operator in one setting; `disk` is what plain reads before and after it get, in bytes a second."""
 
     algorithm: str
     budget: float
@@ -210,9 +210,9 @@ def section(
             ]
             for one in operators
         ],
-        f"*Disk* is the mean of four plain sequential reads of the same files in blocks of {BLOCK >> 20} MiB, two right "
-        "before and two right after. With 1% of R the disk is what limits `meshjoin`; with 10% each page meets ten times as "
-        "many rows, and the core is busy with making results.",
+        f"*Disk* is the mean of four plain sequential reads of the same files in blocks of {BLOCK >> 20} MiB, two "
+        "right before and two right after. With 1% of R the disk is what limits `meshjoin`; with 10% each page meets ten "
+        "times as many rows, and the core is busy with making results.",
     )
     on_spark = Table(
         "Plain Parquet on Spark: seconds of a micro-batch",

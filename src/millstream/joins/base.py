@@ -123,6 +123,11 @@ class Operator(ABC):
     def least_disk_buffer(master: Master) -> int:
         return master.statistics.max_segment_bytes + 2 * PAGE_SLACK
 
+    @classmethod
+    def default_disk_buffer(cls, master: Master, spare: int) -> int:
+        """A disk buffer that needs no tuning, when the least of everything leaves so many bytes to spare."""
+        return cls.least_disk_buffer(master)
+
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Take a batch of the stream; results that are ready."""
         plan = self._bind(batch.schema)

@@ -43,6 +43,7 @@ class HybridJoin(Operator):
     """Invariant: a stream row is in `waiting` or resolved; `waiting` rows have keys that memory did not have."""
 
     name: ClassVar[str] = "hybridjoin"
+    most_read: ClassVar[int] = DISK_BUFFER
     options: ClassVar[tuple[str, ...]] = ("disk_buffer",)
     waiting_share: ClassVar[float] = 0.95  # of the memory that is left after the disk buffer
 
@@ -50,14 +51,18 @@ class HybridJoin(Operator):
         super().__init__(master, **arguments)
         least = self.least_disk_buffer(master)
         self.disk_buffer = max(
-            least, parse_bytes(disk_buffer, what="disk_buffer") if disk_buffer else self._default_buffer()
+            least,
+            parse_bytes(disk_buffer, what="disk_buffer")
+            if disk_buffer
+            else self.default_disk_buffer(master, self.spare),
         )
         self.buffer = DiskBuffer(self.reader, self.pages, self.disk_buffer)
         self.ledger.book("disk buffer", self.buffer.nbytes)
         self._reserved = 0
 
-    def _default_buffer(self) -> int:
-        return self.least_disk_buffer(self.master) + min(DISK_BUFFER, self.spare // 16)
+    @classmethod
+    def default_disk_buffer(cls, master: Master, spare: int) -> int:
+        return cls.least_disk_buffer(master) + min(cls.most_read, spare // 16)
 
     @classmethod
     def _least_own(cls, master: Master, brought: Sequence[str]) -> int:

@@ -161,7 +161,16 @@ class ScanJoin(Operator):
     def _default_buffer(self, least: int) -> int:
         if isinstance(self.relation, ParquetScan):
             return max(least, min(PARQUET_BUFFER, self.spare // 6))
-        return least + default_buffer(self.spare)
+        return max(least, self.default_disk_buffer(self.relation, self.spare))
+
+    @classmethod
+    def default_disk_buffer(cls, master: Master, spare: int) -> int:
+        """A disk buffer that needs no tuning: what reading in larger pieces saves is no more than what the rows lose.
+
+        A turn of R takes R / s steps and the time to read R; the window has what the buffers leave of the memory M. The
+        rate of (M - 2 s) / (R / s * step + R / disk) tuples a second is the highest near s = sqrt(M * step * disk / 2).
+        """
+        return cls.least_disk_buffer(master) + min(DISK_BUFFER, spare // 7, int((READ_BYTES * spare) ** 0.5))
 
     def _cycle(self, needed: Sequence[str], *, keyless: bool) -> Cycle:
         master = self.relation
@@ -468,15 +477,6 @@ class ScanJoin(Operator):
     def close(self) -> None:
         if self.plan is not None:
             self.scan.close()
-
-
-def default_buffer(spare: int) -> int:
-    """A disk buffer that needs no tuning: what reading in larger pieces saves is no more than what the rows lose.
-
-    A turn of R takes R / s steps and the time to read R; the window has what the buffers leave of the memory M. The
-    rate of (M - 2 s) / (R / s * step + R / disk) tuples a second is the highest near s = sqrt(M * step * disk / 2).
-    """
-    return min(DISK_BUFFER, spare // 7, int((READ_BYTES * spare) ** 0.5))
 
 
 def _row_bytes(schema: pa.Schema) -> float:

@@ -27,10 +27,8 @@ class XHybridJoin(HybridJoin):
     """Invariant: `table` has every key of the segments in the non-swappable part, once that is loaded."""
 
     name: ClassVar[str] = "xhybridjoin"
+    most_read: ClassVar[int] = 8 << 20
     table: CacheTable | None = None
-
-    def _default_buffer(self) -> int:
-        return self.least_disk_buffer(self.master) + min(8 << 20, self.spare // 16)
 
     def _make_memory(self) -> None:
         self.popularity: dict[int, int] = {}

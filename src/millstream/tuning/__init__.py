@@ -11,7 +11,7 @@ from .advice import BufferCurve, advice, curves
 from .calibration import calibrate
 from .catalogue import MODELS
 from .factors import Factors, load, save
-from .planning import Plan, default_disk_buffer, model_of, plan
+from .planning import Plan, model_of, plan
 from .sample_stream import STREAM_ROW_BYTES
 from .skew import estimate_skew
 
@@ -26,7 +26,6 @@ __all__ = [
     "advice",
     "calibrate",
     "curves",
-    "default_disk_buffer",
     "estimate_skew",
     "load",
     "model_of",

@@ -11,7 +11,7 @@ import numpy as np
 from ..master import Master
 from ..units import format_bytes, parse_bytes
 from .factors import Factors
-from .planning import Plan, best_buffer, default_disk_buffer, model_of
+from .planning import Plan, best_buffer, model_of
 
 EASY = 1.1  # `auto` needs no tuning: another algorithm must be this much better to be advised
 POINTS = 24
@@ -87,7 +87,7 @@ def curves(
         low, high = model.least_buffer, model.largest_buffer(budget)
         buffers = tuple(np.unique(np.geomspace(low, max(low + 1, high), POINTS).astype(int)).tolist())
         best = best_buffer(model, budget)
-        default = min(default_disk_buffer(model), high)
+        default = model.default_buffer(budget)
         found.append(
             BufferCurve(
                 algorithm=name,

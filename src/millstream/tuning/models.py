@@ -73,6 +73,11 @@ class Model(ABC):
         """The largest disk buffer that is worth a look."""
         return max(self.least_buffer, min((memory - self.least_memory) // 3, self.setting.master.statistics.bytes // 2))
 
+    def default_buffer(self, memory: int) -> int:
+        """The disk buffer that the operator takes if none is given."""
+        spare = memory - self.least_memory
+        return max(self.least_buffer, self.operator.default_disk_buffer(self.setting.master, spare))
+
     @abstractmethod
     def iteration(self, memory: int, disk_buffer: int) -> Iteration:
         """The steady state with this memory and this disk buffer."""

@@ -18,7 +18,6 @@ from .setting import Setting
 from .skew import estimate_skew
 
 WALK = 12  # steps, each to twice or half the size at most
-SMALLEST_BUDGET = 20_000_000  # whose optimum is the default disk buffer of all budgets
 GRID = 14  # disk buffers that are looked at first
 REFINEMENTS = 2
 MEMORY_PRECISION = 0.004
@@ -90,12 +89,6 @@ def model_of(algorithm: str, master: Master, factors: Factors | None, *, skew: A
     return MODELS[algorithm](Setting(master, factors, exponent, how))
 
 
-def default_disk_buffer(model: Model) -> int:
-    """A disk buffer that needs no tuning: the optimum of the smallest budget (Naeem et al., BIRTE 2009, section 5)."""
-    budget = max(SMALLEST_BUDGET, int(1.2 * model.least_memory))
-    return best_buffer(model, budget)
-
-
 def best_buffer(model: Model, memory: int, near: int | None = None) -> int:
     """The disk buffer with the highest rate. `near` is one that is known to be about right."""
     if not model.has_buffer:
@@ -132,10 +125,9 @@ def _made(algorithm: str, model: Model, memory: int, asked: float | None = None)
     model.iteration(memory, model.least_buffer)  # refuses a memory that is too small
     buffer = best_buffer(model, memory)
     found: Iteration = model.iteration(memory, buffer)
-    default = default_disk_buffer(model) if model.has_buffer else None
+    default = model.default_buffer(memory) if model.has_buffer else None
     default_rate = None
     if default is not None:
-        default = min(default, max(model.least_buffer, model.largest_buffer(memory)))
         default_rate = model.iteration(memory, default).rate
     return Plan(
         algorithm=algorithm,
