@@ -307,3 +307,16 @@ def _most_rows(scan: SegmentCycle) -> int:
 def _endless(batches: int) -> Iterator[pa.RecordBatch]:
     for _ in range(batches // 10):
         yield from batches_of(STREAM, 300)
+
+
+@pytest.mark.parametrize("algorithm", ["meshjoin", "ameshjoin", "rmeshjoin", "ssbj"])
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32()], ids=str)
+def test_the_least_memory_does_for_rows_of_a_few_bytes(algorithm: str, kind: pa.DataType, tmp_path: Path) -> None:
+    keys = pa.array(np.arange(100 if kind == pa.int8() else 20_000), kind)
+    master = build_local(pa.table({"k": keys}), tmp_path / "m", key="k", segment_bytes=16_384)
+    least = joins.least_memory(algorithm, master, on="k")
+    operator = joins.create(algorithm, master, on="k", memory=least)
+    results = [*operator.process(pa.record_batch({"k": keys.slice(0, 50)})), *operator.flush()]
+    assert sum(batch.num_rows for batch in results) == 50
+    assert operator.ledger.peak <= least
+    operator.close()

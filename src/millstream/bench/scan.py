@@ -211,8 +211,8 @@ def section(
             for one in operators
         ],
         f"*Disk* is the mean of four plain sequential reads of the same files in blocks of {BLOCK >> 20} MiB, two "
-        "right before and two right after. With 1% of R the disk is what limits `meshjoin`; with 10% each page meets ten "
-        "times as many rows, and the core is busy with making results.",
+        "right before and two right after. With 1% of R the disk is what limits `meshjoin`; with 10% each page meets "
+        "ten times as many rows, and the core is busy with making results.",
     )
     on_spark = Table(
         "Plain Parquet on Spark: seconds of a micro-batch",

@@ -6,8 +6,9 @@ the oldest to the youngest; whoever is the oldest of all is the first of its buc
     ring   | . . 7 8 9 10 11 . . |        buckets --> 7 --> 10          (first, last)
                  ^ oldest     ^ next                   8
 
-Most keys of R are not in the window: a bit for each hash, which fits into the processor's cache, tells so. Bits of
-tuples that have left stay until they are many; then all are set anew.
+Most keys of R are not in the window: a bit for each hash, which fits into the processor's cache, tells so. There are
+two sets of bits, which tuples numbered 0 .. capacity - 1, capacity .. 2 capacity - 1, ... set by turns: when one begins
+anew, all who have set bits in it have left.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .memory import prefetch
 TUPLE_BYTES = 8 + 8 + 4 + 1  # key, reference, next of the bucket, whether it has matched
 BUCKET_BYTES = 8 + 1  # first and last, and the bits of hashes
 
-_OLDEST, _NEXT, _FRESH = range(3)  # _FRESH: the oldest tuple when the bits were set
+_OLDEST, _NEXT = range(2)
 BLOCK = 256  # keys that are looked at together
 
 
@@ -30,19 +31,19 @@ class WindowTable:
 
     Invariants: 1. the tuples there are those numbered `oldest <= number < next`, `next - oldest <= capacity`; 2. a
     tuple that was added with a key is in the list of its bucket, once, and that list is in the order of numbers;
-    3. the bit of its key's hash is set.
+    3. the bit of its key's hash is set in one of the two sets.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._first = np.full(_buckets(capacity), -1, dtype=np.int32)
         self._last = np.empty(len(self._first), dtype=np.int32)
-        self._bits = np.zeros(len(self._first) // 8, dtype=np.uint64)
+        self._bits = np.zeros((max(1, len(self._first) // 16), 2), dtype=np.uint64)
         self._key = np.empty(capacity, dtype=np.int64)
         self._following = np.empty(capacity, dtype=np.int32)
         self.ref = np.empty(capacity, dtype=np.int64)
         self.matched = np.zeros(capacity, dtype=np.bool_)
-        self._state = np.zeros(3, dtype=np.int64)
+        self._state = np.zeros(2, dtype=np.int64)
 
     @staticmethod
     def bytes_for(capacity: int) -> int:
@@ -93,9 +94,6 @@ class WindowTable:
     def expire(self, stop: int) -> None:
         """Let the tuples with numbers below `stop` go."""
         _expire(stop, self._first, self._key, self._following, self._state)
-        if 2 * (self.oldest - int(self._state[_FRESH])) > self.capacity:
-            _set_bits(self._first, self._bits, self._key, self._following)
-            self._state[_FRESH] = self.oldest
 
     def resized(self, capacity: int) -> WindowTable:
         """A table of another capacity with the same tuples and numbers."""
@@ -125,23 +123,6 @@ def _bit(key, bits):
     return np.int64((mix(uint64(key)) >> uint64(24)) & uint64(64 * bits.shape[0] - 1))
 
 
-@njit(inline="always")
-def _set_bit(key, bits):
-    bit = _bit(key, bits)
-    bits[bit >> 6] |= uint64(1) << uint64(bit & 63)
-
-
-@njit(cache=True, nogil=True)
-def _set_bits(first, bits, key, following):
-    """Set the bits of the tuples that are there, and no others."""
-    bits[:] = 0
-    for bucket in range(first.shape[0]):
-        slot = first[bucket]
-        while slot >= 0:
-            _set_bit(key[slot], bits)
-            slot = following[slot]
-
-
 @njit(cache=True, nogil=True)
 def _insert(new_keys, new_refs, hashed, first, last, bits, key, following, ref, matched, state):
     capacity = key.shape[0]
@@ -149,6 +130,9 @@ def _insert(new_keys, new_refs, hashed, first, last, bits, key, following, ref, 
     for i in range(n):
         prefetch(first.ctypes.data + 4 * _bucket(new_keys[min(i + 8, n - 1)], first))
         slot = np.int32(state[_NEXT] % capacity)
+        turn = (state[_NEXT] // capacity) & 1
+        if slot == 0:
+            bits[:, turn] = 0
         state[_NEXT] += 1
         key[slot] = new_keys[i]
         ref[slot] = new_refs[i]
@@ -161,7 +145,8 @@ def _insert(new_keys, new_refs, hashed, first, last, bits, key, following, ref, 
             else:
                 following[last[bucket]] = slot
             last[bucket] = slot
-            _set_bit(new_keys[i], bits)
+            bit = _bit(new_keys[i], bits)
+            bits[bit >> 6, turn] |= uint64(1) << uint64(bit & 63)
 
 
 @njit(cache=True, nogil=True)
@@ -183,7 +168,8 @@ def _match(wanted, at, slots, rows, first, bits, key, following):
             for j in range(i, i + size):
                 bit = _bit(wanted[j], bits)
                 likely[m] = j
-                m += np.int64((bits[bit >> 6] >> uint64(bit & 63)) & uint64(1))
+                word = bits[bit >> 6, 0] | bits[bit >> 6, 1]
+                m += np.int64((word >> uint64(bit & 63)) & uint64(1))
             for j in range(m):
                 prefetch(first.ctypes.data + 4 * _bucket(wanted[likely[j]], first))
             for j in range(m):

@@ -145,7 +145,7 @@ class SegmentCycle(Cycle):
     @staticmethod
     def bytes_for(size: int, row_bytes: float) -> int:
         """Memory of the buffers of that size, with the keys of their rows beside, if rows have so many bytes."""
-        return BUFFERS * (size + 2 * PAGE + 1024) + BUFFERS * int(8 * size / max(8.0, row_bytes))
+        return BUFFERS * (size + 2 * PAGE + 1024) + BUFFERS * int(8 * size / max(1.0, row_bytes))
 
     @property
     def nbytes(self) -> int:
