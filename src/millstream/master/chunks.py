@@ -9,6 +9,7 @@ reading a chunk. Filesystems that are not local are read with Python instead.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -104,8 +105,9 @@ class LocalChunks:
         return answer
 
     def settle(self) -> None:
-        while self._answered < self._asked:
-            self.answer()
+        with contextlib.suppress(RuntimeError):  # of a thread that is no more
+            while self._answered < self._asked:
+                self.answer()
 
     def close(self) -> None:
         self._end()
