@@ -114,11 +114,18 @@ def cost_models(results: TuningResults, file: Path) -> Path:
         axes.plot(sizes, [one.predicted / 1e3 for one in points], "-", color=_THEIRS, label="predicted")
         axes.plot(sizes, [one.measured / 1e3 for one in points], "o", color=_OURS, label="measured", markersize=4)
         axes.set(xscale="log", title=name, xlabel="disk buffer, MB")
+        _plain_ticks(axes, sizes)
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, which="major", alpha=0.3)
     panels[0][0].set_ylabel("1000 tuples per second")
     panels[0][0].legend(frameon=False, fontsize=8)
     return _save(figure, file)
+
+
+def _plain_ticks(axes: Any, places: Sequence[float]) -> None:
+    """Ticks of a logarithmic axis where something was measured, as plain numbers."""
+    axes.set_xticks(places, [f"{place:.2g}" for place in places])
+    axes.xaxis.set_minor_locator(_pyplot().NullLocator())
 
 
 def default_buffer(results: TuningResults, file: Path) -> Path:
@@ -129,8 +136,7 @@ def default_buffer(results: TuningResults, file: Path) -> Path:
     rates = [default.measured / 1e3 for default, _ in results.defaults]
     axes.plot(memory, rates, "s--", color=_THEIRS, label="default", markersize=4)
     axes.set(xscale="log", xlabel="memory, MB", ylabel="1000 tuples per second, meshjoin")
-    axes.set_xticks(memory, [f"{one:g}" for one in memory])
-    axes.xaxis.set_minor_locator(_pyplot().NullLocator())
+    _plain_ticks(axes, memory)
     axes.set_ylim(bottom=0)
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(frameon=False)
