@@ -170,7 +170,7 @@ class ScanJoin(Operator):
         A turn of R takes R / s steps and the time to read R; the window has what the buffers leave of the memory M. The
         rate of (M - 2 s) / (R / s * step + R / disk) tuples a second is the highest near s = sqrt(M * step * disk / 2).
         """
-        return cls.least_disk_buffer(master) + min(DISK_BUFFER, spare // 7, int((READ_BYTES * spare) ** 0.5))
+        return cls.least_disk_buffer(master) + min(DISK_BUFFER, spare // 6, int((READ_BYTES * spare) ** 0.5))
 
     def _cycle(self, needed: Sequence[str], *, keyless: bool) -> Cycle:
         master = self.relation
