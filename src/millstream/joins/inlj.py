@@ -19,10 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from ..errors import CorruptMaster
 from ..kernels import segments as kernel
 from ..master import Master
-from ..master.reader import FAULTS
 from .base import Operator
 
 SLOT_OVERHEAD = 256
@@ -117,7 +115,7 @@ class IndexNestedLoopJoin(Operator):
                 starts, *index.contents(missing), self.pages.addresses, numbers, self.pages.layout.buffers,
             )  # fmt: skip
         if bad >= 0:
-            raise CorruptMaster(f"{reader.describe(int(missing[bad]))} {FAULTS[why]}; build the master again")
+            raise reader.fault(int(missing[bad]), why)
         self.stats.bytes_read += int(runs.length.sum())
         self.stats.disk_reads += len(missing)
         self.stats.segments_read += len(missing)

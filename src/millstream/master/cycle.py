@@ -20,11 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import CorruptMaster
 from ..kernels import segments as kernel
 from ..kernels.pages import PageTable
 from .chunks import Buffer, ChunkReader, chunk_reader
-from .reader import FAULTS, PAGE, SegmentReader
+from .reader import PAGE, SegmentReader
 
 BUFFERS = 2  # of segments: one is joined while the other is read and checked
 NO_CODES = np.empty(0, dtype=np.int64)
@@ -219,7 +218,7 @@ class SegmentCycle(Cycle):
         answer = self._chunks.answer()
         self._ahead.popleft()
         if answer.bad >= 0:
-            raise CorruptMaster(f"{self.reader.describe(answer.bad)} {FAULTS[answer.why]}; build the master again")
+            raise self.reader.fault(answer.bad, answer.why)
         self.reads += answer.reads
         self.bytes_read += answer.bytes
         self.read_seconds += answer.nanoseconds / 1e9

@@ -25,6 +25,13 @@ DIRECT_GAP = 32 * 1024  # where each read goes to the disk
 IN_FLIGHT = 4
 
 
+_FAULTS = {
+    kernel.SHORT_READ: "is cut off",
+    kernel.BAD_CHECKSUM: "is damaged: its checksum does not fit its content",
+    kernel.BAD_MESSAGE: "is damaged: it is not a record batch",
+}
+
+
 class SegmentReader:
     """Fetches segments of one set of parts. Opens files when first needed; not thread-safe."""
 
@@ -163,6 +170,10 @@ class SegmentReader:
                 f"{name} is gone: this version of the master was dropped; open the master again"
             ) from error
 
+    def fault(self, segment: int, why: int) -> CorruptMaster:
+        """What to raise for a segment that a kernel has found bad."""
+        return CorruptMaster(f"{self.describe(segment)} {_FAULTS[why]}; build the master again")
+
     def describe(self, segment: int) -> str:
         """A segment for an error message: its file, its number and where it lies."""
         number, offset, length = (int(value) for value in self.index.places(segment))
@@ -197,13 +208,6 @@ Fault = tuple[int, int]  # the first bad one of the wanted segments, and why; -1
 def _fetch(*arguments: Any) -> Fault:
     bad, why = kernel.read_segments(*arguments)
     return int(bad), int(why)
-
-
-FAULTS = {
-    kernel.SHORT_READ: "is cut off",
-    kernel.BAD_CHECKSUM: "is damaged: its checksum does not fit its content",
-    kernel.BAD_MESSAGE: "is damaged: it is not a record batch",
-}
 
 
 class DiskBuffer:
@@ -285,7 +289,7 @@ class DiskBuffer:
                     self.pages.layout.buffers,
                 )
         if bad >= 0:
-            raise CorruptMaster(f"{self.reader.describe(int(wanted[bad]))} {FAULTS[why]}; build the master again")
+            raise self.reader.fault(int(wanted[bad]), why)
         self.reads += len(runs.file)
         self.bytes_read += int(runs.length.sum())
         return numbers, counts
