@@ -73,10 +73,20 @@ class Held:
         rows = pa.Table.from_batches(self._rows)
         numbers = np.concatenate(self._numbers)
         self._rows, self._numbers, self._bytes = [], [], 0
-        of_rows, of_numbers = (each % PARTS for each in (rows.column(self.number).to_numpy(), numbers))
+        order, rows_at = _by_part(rows.column(self.number).to_numpy())
+        rows = rows.take(pa.array(order))
+        order, numbers_at = _by_part(numbers)
+        numbers = numbers[order]
         for part in range(PARTS):
             if part not in self._writers:
                 self._writers[part] = pa.ipc.new_stream(pa.OSFile(str(folder / f"{part}.rows"), "wb"), rows.schema)
-            self._writers[part].write_table(rows.filter(pa.array(of_rows == part)))
+            self._writers[part].write_table(rows.slice(rows_at[part], rows_at[part + 1] - rows_at[part]))
             with open(folder / f"{part}.numbers", "ab") as file:
-                numbers[of_numbers == part].tofile(file)
+                numbers[numbers_at[part] : numbers_at[part + 1]].tofile(file)
+
+
+def _by_part(numbers: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """The order that brings the numbers of a part together, and where in it each part begins and the last one ends."""
+    parts = numbers % PARTS
+    order = np.argsort(parts, kind="stable")
+    return order, np.searchsorted(parts[order], np.arange(PARTS + 1)).tolist()
