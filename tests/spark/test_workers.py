@@ -53,3 +53,18 @@ def test_what_goes_though_it_was_to_stay_is_found_again() -> None:
     workers.settle()
     workers.settle()
     assert gc.get_freeze_count() > 10_000
+
+
+@pytest.mark.parametrize("by_user", [None, "environment", "session"])
+def test_workers_of_joins_have_huge_pages_unless_the_user_says_otherwise(spark, monkeypatch, by_user):
+    environment = spark.sparkContext.environment
+    monkeypatch.delenv(workers.TUNABLES, raising=False)
+    if by_user == "environment":
+        monkeypatch.setenv(workers.TUNABLES, "glibc.malloc.check=1")
+    elif by_user == "session":
+        monkeypatch.setitem(environment, workers.TUNABLES, "glibc.malloc.check=1")
+    before = dict(environment)
+    with workers.own_workers(spark, "some join"):
+        inside = dict(environment)
+    assert environment == before
+    assert inside.get(workers.TUNABLES) == {None: workers.HUGE_PAGES, "session": "glibc.malloc.check=1"}.get(by_user)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
 POOL = "MILLSTREAM_POOL"
+POOLS = 8  # a pool costs a daemon process of about 45 MB for as long as the session lives
 
 # A cache is looked up at random, and with pages of 4 KB the processor spends much of its time on finding where they
 # lie: a third of it with gigabytes. The C library asks for huge pages if it is told so when a process starts.
 TUNABLES = "GLIBC_TUNABLES"
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
-
-POOLS = 8  # a pool costs a daemon process of about 45 MB for as long as the session lives
 
 _pool_of: dict[Hashable, int] = {}
 _tasks = 0  # that this worker has begun
@@ -55,7 +55,9 @@ def own_workers(spark: SparkSession, join: Hashable) -> Iterator[None]:
         yield
         return
     pool = _pool_of.setdefault(join, len(_pool_of) % POOLS)
-    variables = {POOL: str(pool), **({} if TUNABLES in context.environment else {TUNABLES: HUGE_PAGES})}
+    variables = {POOL: str(pool)}
+    if TUNABLES not in context.environment and TUNABLES not in os.environ:  # what the user has set stays
+        variables[TUNABLES] = HUGE_PAGES
     context.environment.update(variables)
     try:
         yield
