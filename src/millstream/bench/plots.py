@@ -124,7 +124,7 @@ def cost_models(results: TuningResults, file: Path) -> Path:
 
 def _plain_ticks(axes: Any, places: Sequence[float]) -> None:
     """Ticks of a logarithmic axis where something was measured, as plain numbers."""
-    axes.set_xticks(places, [f"{place:.2g}" for place in places])
+    axes.set_xticks(places, [f"{float(f'{place:.2g}'):g}" for place in places])
     axes.xaxis.set_minor_locator(_pyplot().NullLocator())
 
 
