@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
+from typing import NamedTuple
 
 from .. import tuning
 from ..master import Master
@@ -24,7 +25,8 @@ BUDGETS = (20_000_000, 40_000_000, 80_000_000, 160_000_000, 320_000_000)
 RATED = ("meshjoin", "hybridjoin", "moij")
 ROWS = 3_500_000
 ERROR, LOSS, SUSTAINED, LESS = 0.15, 0.03, 0.9, 0.7
-ROUNDS = 3  # of everything, one after the other; the fastest counts, as disks of shared machines have slow minutes
+ROUNDS = 6  # at most: disks of shared machines have slow minutes, so a rate counts that another round has confirmed
+CONFIRMED = 0.05
 
 Say = Callable[[str], None]
 
@@ -35,6 +37,14 @@ class Effort:
 
     window: float = 1.5
     longest_warm_up: float = 10.0
+
+
+class Setting(NamedTuple):
+    """What an operator is run with."""
+
+    algorithm: str
+    memory: int
+    disk_buffer: int
 
 
 @dataclass(frozen=True)
@@ -79,8 +89,9 @@ class Bench:
     def model(self, algorithm: str) -> Model:
         return tuning.model_of(algorithm, self.master, self.factors, skew=SKEWS[algorithm])
 
-    def point(self, algorithm: str, memory: int, disk_buffer: int) -> Point:
+    def point(self, setting: Setting) -> Point:
         """Predict and measure one setting."""
+        algorithm, memory, disk_buffer = setting
         found = self.model(algorithm).iteration(memory, disk_buffer)
         turn = found.turn / found.rate  # seconds: hot partitions are read together, once in this time
         case = Case(
@@ -102,35 +113,44 @@ class Bench:
         )
         return Point(algorithm, memory, disk_buffer, found.rate, measured)
 
-    def over_buffers(self, algorithm: str, buffers: Sequence[int] = BUFFERS) -> list[Point]:
-        """The rate over the disk buffer with a fixed memory."""
+    def over_buffers(self, algorithm: str, buffers: Sequence[int] = BUFFERS) -> list[Setting]:
+        """Disk buffers with a fixed memory."""
         memory = int(BUDGET * self.master.statistics.bytes)
         least = self.model(algorithm).least_buffer
-        return [self.point(algorithm, memory, max(least, buffer)) for buffer in buffers]
+        return [Setting(algorithm, memory, max(least, buffer)) for buffer in buffers]
 
-    def default_and_optimum(self, algorithm: str, memory: int) -> list[Point]:
+    def default_and_optimum(self, algorithm: str, memory: int) -> list[Setting]:
         """Default and optimum disk buffer."""
         plan = tuning.plan(algorithm, self.master, self.factors, memory=memory, skew=SKEWS[algorithm])
         assert plan.default_buffer is not None
-        return [
-            self.point(algorithm, memory, buffer) for buffer in (plan.default_buffer, plan.parameters["disk_buffer"])
-        ]
+        return [Setting(algorithm, memory, buffer) for buffer in (plan.default_buffer, plan.parameters["disk_buffer"])]
 
-    def rated(self, algorithm: str, memory: int) -> list[Point]:
-        """Ask for the rate that a memory is predicted to have, run with the plan, and with less than it says."""
+    def rated(self, algorithm: str, memory: int) -> list[Setting]:
+        """Ask for the rate that a memory is predicted to have: what the plan says, and less than it says."""
         asked = tuning.plan(algorithm, self.master, self.factors, memory=memory, skew=SKEWS[algorithm]).rate
         plan = tuning.plan(algorithm, self.master, self.factors, rate=asked, skew=SKEWS[algorithm])
         less = int(LESS * plan.memory)
         lesser = tuning.plan(algorithm, self.master, self.factors, memory=less, skew=SKEWS[algorithm])
         return [
-            self.point(algorithm, plan.memory, plan.parameters["disk_buffer"]),
-            self.point(algorithm, less, lesser.parameters["disk_buffer"]),
+            Setting(algorithm, plan.memory, plan.parameters["disk_buffer"]),
+            Setting(algorithm, less, lesser.parameters["disk_buffer"]),
         ]
 
+    def points(self, settings: Sequence[Setting], rounds: int) -> list[Point]:
+        """Measure settings in rounds; of each the fastest, which another round has confirmed if there were enough."""
+        found: dict[Setting, list[Point]] = {setting: [] for setting in settings}
+        for number in range(rounds):
+            todo = [setting for setting, points in found.items() if not _confirmed(points)]
+            self.say(f"round {number + 1} of at most {rounds}: {len(todo)} settings")
+            for setting in todo:
+                found[setting].append(self.point(setting))
+        return [max(found[setting], key=lambda one: one.measured) for setting in settings]
 
-def _fastest(rounds: Sequence[Sequence[Point]]) -> list[Point]:
-    """Of each point the round in which it was fastest."""
-    return [max(points, key=lambda one: one.measured) for points in zip(*rounds, strict=True)]
+
+def _confirmed(points: Sequence[Point]) -> bool:
+    """Whether the fastest was not a single one."""
+    rates = sorted((one.measured for one in points), reverse=True)
+    return len(rates) > 1 and rates[1] >= (1 - CONFIRMED) * rates[0]
 
 
 @dataclass(frozen=True)
@@ -152,12 +172,10 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
     budgets = BUDGETS[:2] if quick else BUDGETS
     rated = RATED[:1] if quick else RATED
 
-    def all_points() -> list[Point]:
-        points = [one for name in ALGORITHMS for one in bench.over_buffers(name, buffers)]
-        points += [one for budget in budgets for one in bench.default_and_optimum("meshjoin", budget)]
-        return points + [one for name in rated for one in bench.rated(name, BUDGETS[1])]
-
-    points = iter(_fastest([all_points() for _ in range(1 if quick else ROUNDS)]))
+    settings = [one for name in ALGORITHMS for one in bench.over_buffers(name, buffers)]
+    settings += [one for budget in budgets for one in bench.default_and_optimum("meshjoin", budget)]
+    settings += [one for name in rated for one in bench.rated(name, BUDGETS[1])]
+    points = iter(bench.points(settings, 1 if quick else ROUNDS))
     return Results(
         over_buffers=[next(points) for _ in range(len(ALGORITHMS) * len(buffers))],
         defaults=[(next(points), next(points)) for _ in budgets],
@@ -218,7 +236,8 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         title="Cost models",
         about=f"R has {rows:,} rows of about 120 bytes, a tuple of S has 20; reads with O_DIRECT. The cost factors are "
         "those that `millstream.tuning.calibrate` measures in less than a minute; every setting is then measured in a "
-        "process of its own, warmed up until the rows that wait have been replaced several times.",
+        "process of its own, warmed up until the rows that wait have been replaced several times, in rounds that lie "
+        f"minutes apart, until the two fastest agree within {CONFIRMED:.0%} (at most {ROUNDS}); the fastest counts.",
         checks=checks(results, full=full),
         tables=[
             Table(

@@ -13,7 +13,7 @@ from .factors import Factors, identity, machine, place, save
 from .reads import random_reads
 from .runs import Runs
 from .sample_stream import STREAM_ROW_BYTES, SampleStream
-from .scan_runs import index_nested_loop, mesh_joins, sweeps
+from .scan_runs import ScanRuns, index_nested_loop, sweeps
 
 LEAST_SECONDS = 4.0
 
@@ -50,15 +50,17 @@ def calibrate(
     steps.say("reading partitions of all sizes")
     alone = random_reads(master, 0.08 * seconds)
     runs = Runs(master, stream, columns=brought, say=steps.say)
-    runs.hybrid_joins(0.5 * seconds)
-    scan = mesh_joins(runs, 0.2 * seconds)
+    scans = ScanRuns(runs)
+    scans.round(0.15 * seconds)
+    runs.hybrid_joins(0.45 * seconds)
     index_nested_loop(runs, 0.03 * seconds)
     sweeps(runs, 0.1 * seconds)
+    scans.round(0.15 * seconds)
     factors = Factors(
         master=known,
         machine=machine(),
         io=runs.reads(alone),
-        scan=scan,
+        scan=scans.factors(),
         steps=runs.steps(),
         fill=runs.fill,
         row_bytes=row_bytes,
@@ -75,7 +77,7 @@ def calibrate(
 class _Steps:
     """Counts the parts of a calibration for whoever watches."""
 
-    TOTAL = 34
+    TOTAL = 44
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress = progress

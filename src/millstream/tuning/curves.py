@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+ALIKE = 0.05  # weight of neighbouring sizes being alike, where a sample has 1
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -63,17 +65,25 @@ class Sample:
 
 
 def fit(samples: Sequence[Sample]) -> Step:
-    """The step that comes closest to all samples, relative to each: one fixed part, a cost of a tuple for each size."""
+    """The step that comes closest to all samples, relative to each: one fixed part, a cost of a tuple for each size.
+
+    Runs with few tuples in a call say little of a tuple's cost: neighbouring sizes are then taken to cost the same.
+    """
     samples = [one for one in samples if one.calls and one.seconds > 0]
     if not samples:
         return Step(0.0, Curve((1.0,), (1e-12,)))
     sizes = sorted({one.size for one in samples})
-    matrix = np.zeros((len(samples), 1 + len(sizes)))
+    matrix = np.zeros((len(samples) + len(sizes) - 1, 1 + len(sizes)))
     for row, one in enumerate(samples):
         mean = one.seconds / one.calls
         matrix[row, 0] = 1 / mean
         matrix[row, 1 + sizes.index(one.size)] = one.tuples / one.calls / mean
-    found = _not_negative(matrix, np.ones(len(samples)))
+    most = matrix[:, 1:].max()  # 1 / the cost of a tuple, if tuples are all that costs
+    for place in range(1, len(sizes)):
+        matrix[len(samples) + place - 1, place : place + 2] = ALIKE * most, -ALIKE * most
+    target = np.zeros(len(matrix))
+    target[: len(samples)] = 1
+    found = _not_negative(matrix, target)
     return Step(float(found[0]), Curve.of(dict(zip(sizes, found[1:].tolist(), strict=True))))
 
 

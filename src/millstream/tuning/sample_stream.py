@@ -13,8 +13,10 @@ from ..master import Master
 from ..master.reader import DiskBuffer
 from ..workloads import Zipf
 
-SEGMENTS = 4096
-KEYS_OF_SEGMENT = 64
+SEGMENTS = 65_536  # that keys are taken from
+NEIGHBOURS = 64  # of them, to be read together
+KEYS = 2_000_000  # as many as a window may hold tuples: with fewer, each would be in it many times
+ROWS = 3_000_000
 BATCH_ROWS = 16_384
 STREAM_ROW_BYTES = 20  # of a stream tuple in the papers
 
@@ -50,45 +52,56 @@ class SampleStream:
         order = self._rng.permutation(self._keys.num_rows)
         self._keys = self._keys.take(pa.array(order))
         self._columns = len(master.key)
-        self._payload = [_zeros(field.type) for field in self.schema][self._columns :]
+        self._made: dict[float, pa.RecordBatch] = {}
 
     @property
     def keys(self) -> int:
         return self._keys.num_rows
 
     def batches(self, skew: float, *, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-        """Batches without end, of at most `BATCH_ROWS` rows."""
-        zipf = Zipf(self.keys, skew)
-        made = [self._batch(zipf.sample(self._rng, rows) - 1) for _ in range(64)]
+        """Batches without end, all of so many rows. They come again after `ROWS` rows, sooner if R has few keys."""
+        if skew not in self._made:
+            number = max(BATCH_ROWS, min(ROWS, 4 * self.keys))
+            self._made[skew] = self._rows(Zipf(self.keys, skew).sample(self._rng, number) - 1)
+        made = self._made[skew]
         while True:
-            yield from made
+            for first in range(0, made.num_rows - rows + 1, rows):
+                yield made.slice(first, rows)
 
-    def _batch(self, at: np.ndarray) -> pa.RecordBatch:
-        keys = self._keys.take(pa.array(at)).combine_chunks()
-        columns = [keys.column(i).combine_chunks() for i in range(self._columns)]
-        columns = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in columns]
-        payload = [column[: len(at)] for column in self._payload]
-        return pa.RecordBatch.from_arrays([*columns, *payload], schema=self.schema)
+    def _rows(self, at: np.ndarray) -> pa.RecordBatch:
+        keys = self._keys.take(pa.array(at)).combine_chunks().to_batches()[0]
+        payload = [_zeros(field.type, len(at)) for field in list(self.schema)[self._columns :]]
+        return pa.RecordBatch.from_arrays([*keys.columns, *payload], schema=self.schema)
 
 
-def _zeros(type_: pa.DataType) -> pa.Array:
-    data = pa.py_buffer(np.zeros(BATCH_ROWS * type_.bit_width // 8, dtype=np.uint8))
-    return pa.Array.from_buffers(type_, BATCH_ROWS, [None, data])
+def _zeros(type_: pa.DataType, rows: int) -> pa.Array:
+    data = pa.py_buffer(np.zeros(rows * type_.bit_width // 8, dtype=np.uint8))
+    return pa.Array.from_buffers(type_, rows, [None, data])
 
 
 def _some_keys(master: Master, rng: np.random.Generator) -> Iterator[pa.RecordBatch]:
     """Some keys of segments from all over R."""
     reader = master.reader()
     pages = PageTable(Layout.of(master.stored_schema))
-    buffer = DiskBuffer(reader, pages, master.statistics.max_segment_bytes + 6 * 4096)
+    buffer = DiskBuffer(reader, pages, (1 << 20) + master.statistics.max_segment_bytes + 6 * 4096)
     columns = [master.stored_schema.get_field_index(name) for name in master.key]
     schema = pa.schema([master.stored_schema.field(i) for i in columns])
-    count = len(reader.index)
-    wanted = np.sort(rng.choice(count, min(count, SEGMENTS), replace=False))
-    for segment in wanted.tolist():
-        numbers, rows = buffer.load(np.array([segment], dtype=np.int64))
-        most = max(KEYS_OF_SEGMENT, 2 * 16_384 // max(1, len(wanted)))
-        at = np.sort(rng.choice(int(rows[0]), min(int(rows[0]), most), replace=False))
-        found = pages.measure(at.astype(np.int64) + (int(numbers[0]) << 32), columns).columns()
-        yield pa.RecordBatch.from_arrays(found, schema=schema)
+    wanted = _spread(len(reader.index))
+    share = min(1.0, KEYS / max(1, int(reader.index.rows[wanted].sum())))
+    while len(wanted):
+        held = buffer.fit(wanted)
+        numbers, rows = buffer.load(wanted[:held])
+        wanted = wanted[held:]
+        refs = np.concatenate([np.arange(n) + (page << 32) for page, n in zip(numbers.tolist(), rows, strict=True)])
+        refs = refs[rng.random(len(refs)) < share] if share < 1 else refs
+        if len(refs):
+            yield pa.RecordBatch.from_arrays(pages.measure(refs, columns).columns(), schema=schema)
     reader.close()
+
+
+def _spread(count: int) -> np.ndarray:
+    """All segments, or some of so many: groups of neighbours at equal distances."""
+    if count <= SEGMENTS:
+        return np.arange(count, dtype=np.int64)
+    first = np.linspace(0, count - NEIGHBOURS, SEGMENTS // NEIGHBOURS).astype(np.int64)
+    return np.unique(first[:, None] + np.arange(NEIGHBOURS))

@@ -1,7 +1,7 @@
 """The cost models of the scan joins, of INLJ and of `auto`.
 
 Legend: b = bytes of a read, k = N_R / b = reads of a turn of R, w = tuples taken in for each, h = w k = tuples of the
-window. Reading goes on while the last read is joined, so an iteration takes the longer of both.
+window. A read goes on while the last one is joined, so of each the longer counts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,15 @@ from ..master.cycle import SegmentCycle
 from .models import Iteration, Model, fewer
 from .popularity import Floats, recently_used
 from .setting import PAGE, Split, buffer_bytes
+
+
+def waiting(reads: float, read: float, joining: float, once: float) -> float:
+    """Seconds that an iteration waits for its reads of `read` seconds, of which one goes on while the last is joined.
+
+    `joining` is the work of all pieces, which is spread over the reads; what is done `once` meets a single read.
+    """
+    piece = joining / max(1.0, reads)
+    return max(0.0, reads - 1) * max(0.0, read - piece) + max(0.0, min(1.0, reads) * read - piece - once)
 
 
 class MeshModel(Model):
@@ -87,11 +96,11 @@ class MeshModel(Model):
             "c_A": waited / appended * steps["mesh append"](appended, capacity),
             "c_S": tuples / split.slice_rows * steps["mesh read"](split.slice_rows, 1.0),
         }
-        # the next read goes on meanwhile: what is left of it is waited for
-        handing_over = reads * steps["mesh handing over"].fixed
-        seconds["c_I/O"] = handing_over + max(
-            0.0, reads * setting.factors.scan(read * setting.segment_bytes) - sum(seconds.values())
+        joining = sum(seconds[term] for term in ("c_loop, fixed", "c_H", "c_O"))
+        waited_for = waiting(
+            reads, setting.factors.scan(read * setting.segment_bytes), joining, sum(seconds.values()) - joining
         )
+        seconds["c_I/O"] = reads * steps["mesh handing over"].fixed + waited_for
         split.book("stream table", split.free)
         return Iteration(
             tuples=tuples,

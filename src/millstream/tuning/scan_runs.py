@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from .. import joins
 from ..joins.auto import AutoJoin
@@ -12,28 +13,66 @@ from ..master.cycle import SegmentCycle
 from .curves import Curve, Sample
 from .runs import Runs, best_run, fill, run, work
 from .sample_stream import BATCH_ROWS
+from .scan_models import waiting
 from .stopwatch import Stopwatch
 
-STEPS = ("mesh read", "mesh append", "mesh loop", "mesh probe", "mesh output", "mesh expire")
+JOINING = ("mesh loop", "mesh probe", "mesh output")  # of each read
+ONCE = ("mesh read", "mesh append", "mesh expire")  # of each iteration
 LEAST_TUPLES = 8  # of an iteration: with less there is nothing to be measured of tuples
+MORE_BUFFERS = (1 << 20,)  # beside those of all runs: the disk buffers that are mostly used lie around it
 
 
-def mesh_joins(runs: Runs, seconds: float) -> Curve:
-    """MESHJOIN over memory and disk buffer, SSBJ for its cache; what reading ahead takes, over the bytes of a read."""
-    todo = [("meshjoin", budget, buffer) for budget in runs.budgets for buffer in runs.buffers]
-    todo.append(("ssbj", runs.budgets[1], runs.buffers[1]))
-    reads: dict[float, list[float]] = {}
-    for name, budget, buffer in todo:
-        if 6 * buffer < budget:
-            runs.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
-            _mesh(runs, name, budget, buffer, seconds / len(todo), reads)
-    # a disk that others use has slow moments: what it can do is seen in the fastest run
-    return Curve.of({size: size * min(each) for size, each in reads.items()}, grows=True)
+@dataclass(frozen=True)
+class _Run:
+    """One run: rows a second, what it shows of steps, and its reads: how many, their bytes and their seconds."""
+
+    rate: float
+    samples: dict[str, Sample]
+    reads: float = 0.0
+    bytes_read: float = 0.0
+    read_seconds: float = 0.0
+    handing_over: float = 0.0  # seconds of all reads
 
 
-def _mesh(
-    runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float, reads: dict[float, list[float]]
-) -> None:
+class ScanRuns:
+    """MESHJOIN over memory and disk buffer, and SSBJ for its cache. Of several rounds the fastest run counts for each.
+
+    The disk of a machine that others use is slow for half a minute now and then: rounds should lie apart.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
+        buffers = sorted({*runs.buffers, *MORE_BUFFERS})
+        todo = [("meshjoin", budget, buffer) for budget in runs.budgets for buffer in buffers if 6 * buffer < budget]
+        self.todo = [*todo, ("ssbj", runs.budgets[1], runs.buffers[1])]
+        self._fastest: dict[tuple[str, int, int], _Run] = {}
+
+    def round(self, seconds: float) -> None:
+        """Run everything once more."""
+        for name, budget, buffer in self.todo:
+            self.runs.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
+            found = _mesh(self.runs, name, budget, buffer, seconds / len(self.todo))
+            before = self._fastest.get((name, budget, buffer))
+            if found is not None and (before is None or found.rate > before.rate):
+                self._fastest[name, budget, buffer] = found
+
+    def factors(self) -> Curve:
+        """File what was seen of steps; the seconds of a read while the last one is joined, over its bytes."""
+        for found in self._fastest.values():
+            for step, sample in found.samples.items():
+                self.runs.samples[step].append(sample)
+        scans = [found for found in self._fastest.values() if found.reads]
+        made, took = sum(found.reads for found in scans), sum(found.handing_over for found in scans)
+        self.runs.samples["mesh handing over"].append(Sample(1.0, int(made), 0.0, max(1e-9, took)))
+        points: dict[float, float] = {}
+        for found in scans:
+            size, seconds = round(found.bytes_read / found.reads, -3), found.read_seconds / found.reads
+            points[size] = min(seconds, points.get(size, seconds))
+        return Curve.of(points, grows=True)
+
+
+def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float) -> _Run | None:
+    """Run a scan join; None if its iterations are too small to show anything."""
     operator = joins.create(
         name, runs.master, on=runs.master.key, memory=budget, columns=runs.columns, disk_buffer=disk_buffer
     )
@@ -42,32 +81,36 @@ def _mesh(
     work(operator.process(next(runs.stream.batches(skew, rows=1))))  # makes the window
     if operator.w < LEAST_TUPLES:
         operator.close()
-        return
+        return None
     stream = runs.stream.batches(skew, rows=min(BATCH_ROWS, 16 * operator.w))
     fill(operator, stream)
     begun = time.perf_counter()
     while operator.scan.pages_read < operator.scan.pages and time.perf_counter() - begun < 2 * seconds:
         work(operator.process(next(stream)))
     watch = _watched(operator)
-    scan = operator.scan
+    scan, stats = operator.scan, operator.stats
     assert isinstance(scan, SegmentCycle)
-    grown = best_run(operator, stream, watch, 0.7 * seconds, lambda: (scan.reads, scan.bytes_read, scan.read_seconds))
-    reads_made, bytes_read, read_seconds = grown
+
+    def counted() -> tuple[float, ...]:
+        return stats.rows_in, time.perf_counter(), stats.iterations, scan.reads, scan.bytes_read, scan.read_seconds
+
+    rows, took, iterations, *reading = best_run(operator, stream, watch, 0.7 * seconds, counted)
     size = runs.filed("meshjoin", budget, operator.window.table.capacity)
-    if name == "meshjoin" and reads_made:
-        for step in ("mesh probe", "mesh output", "mesh expire", "mesh append"):
-            runs.samples[step].append(watch.sample(step, size))
-        runs.samples["mesh read"].append(watch.sample("mesh read", 1.0))
-        pieces = watch.sample("mesh probe", size).calls
-        runs.samples["mesh loop"].append(Sample(1.0, pieces, 0.0, watch.sample("mesh loop", size).seconds))
-        reads.setdefault(float(disk_buffer), []).append(read_seconds / bytes_read)
-        # reading goes on while the last read is joined: what is waited for beyond that is the handing over
-        worked = sum(watch.sample(step, size).seconds for step in STEPS)
-        handed = watch.sample("wait", size).seconds - max(0.0, read_seconds - worked)
-        runs.samples["mesh handing over"].append(Sample(1.0, int(reads_made), 0.0, max(1e-9, handed)))
-    elif name == "ssbj":
-        runs.samples["ssbj switch"].append(watch.sample("switch", 1.0))
     operator.close()
+    if name == "ssbj":
+        return _Run(rows / took, {"ssbj switch": watch.sample("switch", 1.0)})
+    reads, bytes_read, read_seconds = reading
+    if not reads:
+        return None
+    samples = {step: watch.sample(step, size) for step in ("mesh probe", "mesh output", "mesh expire", "mesh append")}
+    samples["mesh read"] = watch.sample("mesh read", 1.0)
+    loop = watch.sample("mesh loop", 1.0)
+    samples["mesh loop"] = Sample(1.0, samples["mesh probe"].calls, 0.0, loop.seconds)
+    turns = max(1.0, iterations)
+    joining, once = (sum(samples[step].seconds for step in steps) / turns for steps in (JOINING, ONCE))
+    expected = turns * waiting(reads / turns, read_seconds / reads, joining, once)
+    handing_over = watch.sample("wait", 1.0).seconds - expected
+    return _Run(rows / took, samples, reads, bytes_read, read_seconds, handing_over)
 
 
 def _watched(operator: ScanJoin) -> Stopwatch:
