@@ -7,7 +7,7 @@
                       |
                       v
                     waiting rows, by range of keys, until their share of the memory is full
-                      |  the next range: distinct keys, sorted
+                      |  the next range: distinct keys, sorted; in the order of their places if R lies in another one
                       v
                     segments in file order, neighbours in one read, the next wave read while this one is joined
                       |  result
@@ -37,10 +37,12 @@ from ..master import Master
 from ..master.reader import IN_FLIGHT, DiskBuffer
 from .base import LEAST_SLICE, Operator
 from .cache import MasterCache, entry_bytes
+from .locate import DenseLocator
 from .policy import CachePolicy
-from .sweep import RANGES, SweptRows, WaitingPage
+from .sweep import RANGES, SORT_BYTES, SweptRows, WaitingPage
 
 STRETCH_BYTES = 96  # of locating and joining for each row of a stretch
+PLACE_BYTES = 8 + 4 + 8  # place and rows of each waiting row's key, and putting the places in order
 LEAST_WAITING = 32 * 1024
 WAVE = 8 << 20
 STRETCH = 1 << 17  # sorted rows that are located at once
@@ -77,7 +79,9 @@ class AutoJoin(Operator):
         self.ledger.book("stretch", self.stretch * STRETCH_BYTES)
         self._share = self.ledger.free
         self._reading = 0.0
-        self.waiting = SweptRows(self.stream, self.ledger, self._bounds())
+        by_place = isinstance(self.locator, DenseLocator)
+        sort_bytes = SORT_BYTES + (PLACE_BYTES if by_place else 0)
+        self.waiting = SweptRows(self.stream, self.ledger, self._bounds(), sort_bytes=sort_bytes)
 
     def _bounds(self) -> np.ndarray:
         """Where the ranges of keys begin that are swept in turn: none if R is small or does not lie in key order."""
@@ -146,13 +150,39 @@ class AutoJoin(Operator):
         numbers = np.array([page.number for page in pages], dtype=np.int64)
         begins = np.cumsum([0, *(len(page.keys) for page in pages)])
         order = np.argsort(codes)
+        places = rows = None
+        if isinstance(self.locator, DenseLocator):
+            places, rows = self._located(self.locator, codes, order)
+            order = np.argsort(places)
         start = 0
         while start < len(order):
             stretch = order[start : start + self.stretch]
             page = np.searchsorted(begins, stretch, side="right") - 1
-            yield from self._join_sorted(codes[stretch], (numbers[page] << 32) | (stretch - begins[page]))
+            refs = (numbers[page] << 32) | (stretch - begins[page])
+            if places is None or rows is None:
+                yield from self._join_sorted(codes[stretch], refs)
+            else:
+                yield from self._join_located(codes[stretch], refs, places[stretch], rows[stretch])
             start += len(stretch)
         self.waiting.release(pages)
+
+    def _located(self, locator: DenseLocator, codes: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Segment and first row in it of each key, and how many rows it has; -1 for keys that are surely absent.
+
+        All keys of a pass are looked up before any row is read, so that the pass goes once through R and not once for
+        each stretch of keys.
+        """
+        places, rows = np.full(len(codes), -1, dtype=np.int64), np.zeros(len(codes), dtype=np.int32)
+        for start in range(0, len(order), self.stretch):
+            stretch = order[start : start + self.stretch]
+            keys = codes[stretch]
+            first = np.concatenate(([True], keys[1:] != keys[:-1]))
+            which = np.cumsum(first) - 1
+            segments = locator.segments(keys[first])
+            row, count = locator.rows_of_last()
+            places[stretch] = np.where(segments < 0, -1, (segments << 32) | row)[which]
+            rows[stretch] = count[which]
+        return places, rows
 
     def _end_pass(self, rows: int, size: int, segments: int, *, full: bool) -> None:
         """Let the policy learn from what was just read, and give the cache the room that it now has."""
@@ -169,32 +199,54 @@ class AutoJoin(Operator):
         self.stats.evicted_rows = self.cache.evicted
 
     def _join_sorted(self, codes: np.ndarray, refs: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """Resolve rows that come sorted by key."""
-        starts = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
+        """Resolve rows that come sorted by key, of a master in the order of its keys."""
+        starts, counts = _groups(codes)
         keys = codes[starts]
-        counts = np.diff(np.append(starts, len(codes)))
         segments = self.locator.segments(keys)
-        if self.master.layout == "frequency":
-            by_segment = np.argsort(segments, kind="stable")
-            keys, counts, starts, segments = (
-                keys[by_segment],
-                counts[by_segment],
-                starts[by_segment],
-                segments[by_segment],
-            )
         lost = int(np.searchsorted(segments, 0))
-        if lost:
-            self._absent += int(counts[:lost].sum())
-            yield from self._unmatched(refs[_members(starts[:lost], counts[:lost])])
+        yield from self._lost(refs, counts[:lost])
         for low, high, numbers, rows in self._waves(segments, lost):
             which = np.searchsorted(self._wave, segments[low:high])
             first, found = self.locator.rows(self.pages, keys[low:high], which, numbers, rows)
-            waiting = counts[low:high]
-            left = refs[_members(starts[low:high], waiting)]
-            if int(found.min()) == 0:
-                self._absent += int(waiting[found == 0].sum())
-            yield from self._resolve(left, np.repeat(first, waiting), np.repeat(found, waiting))
-            self._keep(keys[low:high], first, found, waiting, numbers, rows)
+            left = refs[starts[low] : starts[low] + int(counts[low:high].sum())]
+            yield from self._join_wave(keys[low:high], left, counts[low:high], first, found, numbers, rows)
+
+    def _join_located(
+        self, codes: np.ndarray, refs: np.ndarray, places: np.ndarray, found: np.ndarray
+    ) -> Iterator[pa.RecordBatch]:
+        """Resolve rows that come sorted by the place of their key in R."""
+        starts, counts = _groups(places)
+        keys, segments, row, found = codes[starts], places[starts] >> 32, places[starts] & 0xFFFFFFFF, found[starts]
+        lost = int(np.searchsorted(segments, 0))
+        yield from self._lost(refs, counts[:lost])
+        for low, high, numbers, rows in self._waves(segments, lost):
+            which = np.searchsorted(self._wave, segments[low:high])
+            first = (numbers[which] << 32) | row[low:high]
+            left = refs[starts[low] : starts[low] + int(counts[low:high].sum())]
+            yield from self._join_wave(keys[low:high], left, counts[low:high], first, found[low:high], numbers, rows)
+
+    def _lost(self, refs: np.ndarray, counts: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """The first groups have keys that no segment can hold."""
+        absent = int(counts.sum())
+        if absent:
+            self._absent += absent
+            yield from self._unmatched(refs[:absent])
+
+    def _join_wave(
+        self,
+        keys: np.ndarray,
+        left: np.ndarray,
+        waiting: np.ndarray,
+        first: np.ndarray,
+        found: np.ndarray,
+        numbers: np.ndarray,
+        rows: np.ndarray,
+    ) -> Iterator[pa.RecordBatch]:
+        """Results of keys whose segments are in memory, each with so many stream rows `waiting`, one after another."""
+        if int(found.min()) == 0:
+            self._absent += int(waiting[found == 0].sum())
+        yield from self._resolve(left, np.repeat(first, waiting), np.repeat(found, waiting))
+        self._keep(keys, first, found, waiting, numbers, rows)
 
     def _waves(self, segments: np.ndarray, start: int) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
         """Read the segments of sorted keys wave by wave: range of keys, page and rows of each segment of `_wave`."""
@@ -263,11 +315,10 @@ class AutoJoin(Operator):
         )
 
 
-def _members(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Positions of all members of groups that begin at `starts`."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+def _groups(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the groups of equal neighbours begin, and how many there are in each."""
+    starts = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
+    return starts, np.diff(np.append(starts, len(values)))
 
 
 def _kept_bytes(master: Master, kept: list[int]) -> float:

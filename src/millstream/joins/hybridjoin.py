@@ -33,7 +33,7 @@ from ..units import parse_bytes
 from .base import Operator, Remaining
 from .waiting import SLACK, WaitingRows
 
-DISK_BUFFER = 1 << 20
+DISK_BUFFER = 4 << 20
 LEAST_WAITING = 64
 LEAST_WAITING_BYTES = 32 * 1024
 REFILL = 32  # refill when a 32nd of H_S is free: pages stay large and H_S nearly full
@@ -62,7 +62,7 @@ class HybridJoin(Operator):
 
     @classmethod
     def default_disk_buffer(cls, master: Master, spare: int) -> int:
-        return cls.least_disk_buffer(master) + min(cls.most_read, spare // 16)
+        return cls.least_disk_buffer(master) + min(cls.most_read, spare // 8)
 
     @classmethod
     def _least_own(cls, master: Master, brought: Sequence[str]) -> int:

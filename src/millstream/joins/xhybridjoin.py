@@ -27,7 +27,7 @@ class XHybridJoin(HybridJoin):
     """Invariant: `table` has every key of the segments in the non-swappable part, once that is loaded."""
 
     name: ClassVar[str] = "xhybridjoin"
-    most_read: ClassVar[int] = 8 << 20
+    most_read: ClassVar[int] = 16 << 20
     table: CacheTable | None = None
 
     def _make_memory(self) -> None:

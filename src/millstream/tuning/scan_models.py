@@ -13,7 +13,7 @@ import numpy as np
 
 from ..joins.ameshjoin import AdaptiveMeshJoin
 from ..joins.auto import LEAST_WAITING as AUTO_WAITING
-from ..joins.auto import STRETCH, STRETCH_BYTES, WAVE, AutoJoin
+from ..joins.auto import PLACE_BYTES, STRETCH, STRETCH_BYTES, WAVE, AutoJoin
 from ..joins.base import LEAST_SLICE, Operator
 from ..joins.cache import entry_bytes
 from ..joins.inlj import SLOT_OVERHEAD, IndexNestedLoopJoin
@@ -237,11 +237,11 @@ class SweepModel(Model):
         popularity = setting.popularity
         cached = recently_used(popularity.number, popularity.share, max(0.0, keys), times=2)
         hits = popularity.served_by(cached)
-        row = setting.stream_bytes + KEY_BYTES + SORT_BYTES / RANGES
-        rows = max(1.0, 2 * RANGES / (RANGES + 1) * max(AUTO_WAITING, waiting * free) / row)
-        segments = popularity.partitions(
-            statistics.segments, 1 - cached, by_frequency=setting.master.layout == "frequency"
-        )
+        by_frequency = setting.master.layout == "frequency"
+        ranges = 1 if by_frequency else RANGES
+        row = setting.stream_bytes + KEY_BYTES + SORT_BYTES / ranges + (PLACE_BYTES if by_frequency else 0)
+        rows = max(1.0, 2 * ranges / (ranges + 1) * max(AUTO_WAITING, waiting * free) / row)
+        segments = popularity.partitions(statistics.segments, 1 - cached, by_frequency=by_frequency)
         missed = max(1e-9, 1 - hits)
         touched = float((segments.number * -np.expm1(-rows * segments.share / missed)).sum())
         split.book("master cache", int((1 - waiting) * free))
