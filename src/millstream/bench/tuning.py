@@ -25,8 +25,7 @@ BUDGETS = (20_000_000, 40_000_000, 80_000_000, 160_000_000, 320_000_000)
 RATED = ("meshjoin", "hybridjoin", "moij")
 ROWS = 3_500_000
 ERROR, LOSS, SUSTAINED, LESS = 0.15, 0.03, 0.9, 0.7
-ROUNDS = 6  # at most: disks of shared machines have slow minutes, so a rate counts that another round has confirmed
-CONFIRMED = 0.05
+ROUNDS = 4  # of everything, one after the other; the fastest counts, as disks of shared machines have slow minutes
 
 Say = Callable[[str], None]
 
@@ -35,7 +34,8 @@ Say = Callable[[str], None]
 class Effort:
     """Seconds of work."""
 
-    window: float = 1.5
+    window: float = 0.8
+    windows: int = 3
     longest_warm_up: float = 10.0
 
 
@@ -102,7 +102,8 @@ class Bench:
             keys=self.rows,
             exponent=SKEWS[algorithm],
             warm_up=min(self.effort.longest_warm_up, max(1.0, 2 * turn)),
-            window=max(self.effort.window, 2 * turn),
+            window=max(self.effort.window, turn),
+            windows=self.effort.windows,
             memory=memory,
             disk_buffer=disk_buffer,
         )
@@ -137,20 +138,9 @@ class Bench:
         ]
 
     def points(self, settings: Sequence[Setting], rounds: int) -> list[Point]:
-        """Measure settings in rounds; of each the fastest, which another round has confirmed if there were enough."""
-        found: dict[Setting, list[Point]] = {setting: [] for setting in settings}
-        for number in range(rounds):
-            todo = [setting for setting, points in found.items() if not _confirmed(points)]
-            self.say(f"round {number + 1} of at most {rounds}: {len(todo)} settings")
-            for setting in todo:
-                found[setting].append(self.point(setting))
-        return [max(found[setting], key=lambda one: one.measured) for setting in settings]
-
-
-def _confirmed(points: Sequence[Point]) -> bool:
-    """Whether the fastest was not a single one."""
-    rates = sorted((one.measured for one in points), reverse=True)
-    return len(rates) > 1 and rates[1] >= (1 - CONFIRMED) * rates[0]
+        """Measure settings in rounds; of each the fastest."""
+        found = [[self.point(setting) for setting in settings] for _ in range(rounds)]
+        return [max(points, key=lambda one: one.measured) for points in zip(*found, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -167,7 +157,7 @@ class Results:
 
 def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
     """Measure everything."""
-    bench = Bench(data, rows, Effort(window=0.5, longest_warm_up=2.0) if quick else None)
+    bench = Bench(data, rows, Effort(window=0.5, windows=1, longest_warm_up=2.0) if quick else None)
     buffers = BUFFERS[2:6:2] if quick else BUFFERS
     budgets = BUDGETS[:2] if quick else BUDGETS
     rated = RATED[:1] if quick else RATED
@@ -236,8 +226,9 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         title="Cost models",
         about=f"R has {rows:,} rows of about 120 bytes, a tuple of S has 20; reads with O_DIRECT. The cost factors are "
         "those that `millstream.tuning.calibrate` measures in less than a minute; every setting is then measured in a "
-        "process of its own, warmed up until the rows that wait have been replaced several times, in rounds that lie "
-        f"minutes apart, until the two fastest agree within {CONFIRMED:.0%} (at most {ROUNDS}); the fastest counts.",
+        "process of its own, warmed up until the rows that wait have been replaced several times. The disk of this "
+        "machine is three times slower for some seconds now and then, so the fastest window counts, in the calibration "
+        f"as in the {ROUNDS} rounds of the measurement.",
         checks=checks(results, full=full),
         tables=[
             Table(

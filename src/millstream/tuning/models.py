@@ -17,7 +17,7 @@ import numpy as np
 from ..joins.base import Operator
 from ..joins.cache import entry_bytes
 from ..joins.cachejoin import CacheJoin
-from ..joins.hybridjoin import HybridJoin, partition_segments
+from ..joins.hybridjoin import REFILL, HybridJoin, partition_segments
 from ..joins.moij import Moij
 from ..joins.xhybridjoin import XHybridJoin
 from ..kernels.cache_table import CacheTable
@@ -138,7 +138,7 @@ class HybridModel(Model):
         keys = segments * statistics.distinct_keys / max(1, statistics.segments)
         waited = tuples * (1 - hits)
         slices = tuples / split.slice_rows
-        appended = max(1.0, min(waited, (1 - hits) * split.slice_rows))
+        appended = max(1.0, min(max(waited, capacity / REFILL), (1 - hits) * split.slice_rows))
         seconds = {
             "c_I/O": setting.factors.io(segments * setting.segment_bytes),
             "c_loop, fixed": steps["loop"](keys, capacity),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..joins.cachejoin import CacheJoin
 from ..joins.hybridjoin import HybridJoin
 from ..master import Master
 from .curves import Curve, Sample, Step, fit
-from .sample_stream import SampleStream
+from .sample_stream import BATCH_ROWS, SampleStream
 from .stopwatch import Stopwatch
 
 LEAST_WINDOW = 0.3  # seconds
@@ -29,6 +30,34 @@ LARGEST_BUDGET = 160_000_000
 LONGEST_FILLING = 4.0  # seconds until an operator must have begun to read
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run shows of steps; `rate` is its rows a second."""
+
+    rate: float
+    samples: list[tuple[str, Sample]]
+
+
+class Fastest:
+    """The fastest run of each setting. The disk of a machine that others use is slow for half a minute now and then:
+    whoever runs all settings in rounds that lie apart sees what it can do.
+    """
+
+    def __init__(self) -> None:
+        self.runs: dict[Hashable, Run] = {}
+
+    def note(self, setting: Hashable, found: Run | None) -> None:
+        before = self.runs.get(setting)
+        if found is not None and (before is None or found.rate > before.rate):
+            self.runs[setting] = found
+
+    def file(self, samples: dict[str, list[Sample]]) -> None:
+        """Add what was seen to the samples of each step."""
+        for found in self.runs.values():
+            for step, sample in found.samples:
+                samples[step].append(sample)
 
 
 class Runs:
@@ -41,6 +70,7 @@ class Runs:
         self.say = say
         self.samples: dict[str, list[Sample]] = defaultdict(list)
         self.fills: list[float] = []
+        self.hybrids = Fastest()
         self._sizes: dict[tuple[str, int], float] = {}
         low = joins.least_memory("moij", master, on=master.key, columns=columns) + 1_500_000
         high = max(2 * low, min(LARGEST_BUDGET, low + master.statistics.bytes))
@@ -53,7 +83,7 @@ class Runs:
         return float(np.median(self.fills)) if self.fills else 1.0
 
     def steps(self) -> dict[str, Step]:
-        """The factor of each step."""
+        """The factor of each step, of the samples that were filed."""
         return {name: fit(samples) for name, samples in self.samples.items()}
 
     def reads(self, alone: Curve) -> Curve:
@@ -71,41 +101,45 @@ class Runs:
         return Curve(alone.sizes, tuple(inside.tolist()), alone.grows)
 
     def hybrid_joins(self, seconds: float) -> None:
-        """HYBRIDJOIN over memory and disk buffer, CACHEJOIN and MOIJ for what the cache costs."""
+        """A round of HYBRIDJOIN over memory and disk buffer, and of CACHEJOIN and MOIJ for what the cache costs."""
         todo = [("hybridjoin", budget, buffer) for budget in self.budgets for buffer in self.buffers]
         for name in ("cachejoin", "moij"):
             todo += [(name, budget, buffer) for budget in self.budgets[:2] for buffer in self.buffers[1:]]
         for name, budget, buffer in todo:
             if 4 * buffer < budget:
                 self.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
-                self._hybrid(name, budget, buffer, seconds / len(todo))
+                self.hybrids.note((name, budget, buffer), self._hybrid(name, budget, buffer, seconds / len(todo)))
 
-    def _hybrid(self, name: str, budget: int, disk_buffer: int, seconds: float) -> None:
+    def _hybrid(self, name: str, budget: int, disk_buffer: int, seconds: float) -> Run:
         operator = joins.create(
             name, self.master, on=self.master.key, memory=budget, columns=self.columns, disk_buffer=disk_buffer
         )
         assert isinstance(operator, HybridJoin)
-        stream = self.stream.batches(0.0 if name == "hybridjoin" else 1.0)
+        small = budget == self.budgets[0]  # and slow: a large batch would take seconds
+        stream = self.stream.batches(
+            0.0 if name == "hybridjoin" else 1.0, rows=BATCH_ROWS // 8 if small else BATCH_ROWS
+        )
         work(operator.process(next(stream)))  # makes H_S
         fill(operator, stream)
         run(operator, stream, 0.5 * seconds)
         watch, held = _watched(operator)
-        best_run(operator, stream, watch, 0.5 * seconds)
+        rows, took = best_run(
+            operator, stream, watch, 0.5 * seconds, lambda: (operator.stats.rows_in, time.perf_counter())
+        )
         waiting = self.filed(name, budget, operator.waiting.table.capacity)
         if name == "hybridjoin":
             if held:
                 self.fills.append(float(np.mean(held)) / operator.waiting.table.capacity)
-            for step in ("io", "loop", "probe", "expire", "output", "append"):
-                self.samples[step].append(watch.sample(step, waiting))
-            self.samples["read"].append(watch.sample("read", 1.0))
-            self.samples["stream output"].append(_stream_output(operator, waiting))
+            steps = ("io", "loop", "probe", "expire", "output", "append")
+            samples = [(step, watch.sample(step, waiting)) for step in steps]
+            samples += [("read", watch.sample("read", 1.0)), ("stream output", _stream_output(operator, waiting))]
         else:
             assert isinstance(operator, CacheJoin)
             cached = self.filed(f"{name} cache", budget, operator.cache.table.capacity)
-            self.samples["test"].append(watch.sample("test", cached))
-            self.samples["hit"].append(watch.sample("test.output", cached))
-            self.samples[f"{name} switch"].append(watch.sample("switch", cached))
+            seen = {"test": "test", "hit": "test.output", f"{name} switch": "switch"}
+            samples = [(step, watch.sample(timed, cached)) for step, timed in seen.items()]
         operator.close()
+        return Run(rows / took, samples)
 
     def filed(self, what: str, budget: int, size: int) -> float:
         """The size under which samples are filed, one for all runs with a budget, so that they are fitted together."""

@@ -11,7 +11,7 @@ from ..joins.inlj import IndexNestedLoopJoin
 from ..joins.scanjoin import ScanJoin
 from ..master.cycle import SegmentCycle
 from .curves import Curve, Sample
-from .runs import Runs, best_run, fill, run, work
+from .runs import Fastest, Run, Runs, best_run, fill, run, work
 from .sample_stream import BATCH_ROWS
 from .scan_models import waiting
 from .stopwatch import Stopwatch
@@ -23,11 +23,9 @@ MORE_BUFFERS = (1 << 20,)  # beside those of all runs: the disk buffers that are
 
 
 @dataclass(frozen=True)
-class _Run:
-    """One run: rows a second, what it shows of steps, and its reads: how many, their bytes and their seconds."""
+class _Run(Run):
+    """With its reads: how many, their bytes and their seconds."""
 
-    rate: float
-    samples: dict[str, Sample]
     reads: float = 0.0
     bytes_read: float = 0.0
     read_seconds: float = 0.0
@@ -35,33 +33,25 @@ class _Run:
 
 
 class ScanRuns:
-    """MESHJOIN over memory and disk buffer, and SSBJ for its cache. Of several rounds the fastest run counts for each.
-
-    The disk of a machine that others use is slow for half a minute now and then: rounds should lie apart.
-    """
+    """MESHJOIN over memory and disk buffer, and SSBJ for its cache."""
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
         buffers = sorted({*runs.buffers, *MORE_BUFFERS})
         todo = [("meshjoin", budget, buffer) for budget in runs.budgets for buffer in buffers if 6 * buffer < budget]
         self.todo = [*todo, ("ssbj", runs.budgets[1], runs.buffers[1])]
-        self._fastest: dict[tuple[str, int, int], _Run] = {}
+        self.fastest = Fastest()
 
     def round(self, seconds: float) -> None:
         """Run everything once more."""
         for name, budget, buffer in self.todo:
             self.runs.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
-            found = _mesh(self.runs, name, budget, buffer, seconds / len(self.todo))
-            before = self._fastest.get((name, budget, buffer))
-            if found is not None and (before is None or found.rate > before.rate):
-                self._fastest[name, budget, buffer] = found
+            self.fastest.note((name, budget, buffer), _mesh(self.runs, name, budget, buffer, seconds / len(self.todo)))
 
     def factors(self) -> Curve:
         """File what was seen of steps; the seconds of a read while the last one is joined, over its bytes."""
-        for found in self._fastest.values():
-            for step, sample in found.samples.items():
-                self.runs.samples[step].append(sample)
-        scans = [found for found in self._fastest.values() if found.reads]
+        self.fastest.file(self.runs.samples)
+        scans = [found for found in self.fastest.runs.values() if isinstance(found, _Run) and found.reads]
         made, took = sum(found.reads for found in scans), sum(found.handing_over for found in scans)
         self.runs.samples["mesh handing over"].append(Sample(1.0, int(made), 0.0, max(1e-9, took)))
         points: dict[float, float] = {}
@@ -98,7 +88,7 @@ def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float) 
     size = runs.filed("meshjoin", budget, operator.window.table.capacity)
     operator.close()
     if name == "ssbj":
-        return _Run(rows / took, {"ssbj switch": watch.sample("switch", 1.0)})
+        return _Run(rows / took, [("ssbj switch", watch.sample("switch", 1.0))])
     reads, bytes_read, read_seconds = reading
     if not reads:
         return None
@@ -110,7 +100,7 @@ def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float) 
     joining, once = (sum(samples[step].seconds for step in steps) / turns for steps in (JOINING, ONCE))
     expected = turns * waiting(reads / turns, read_seconds / reads, joining, once)
     handing_over = watch.sample("wait", 1.0).seconds - expected
-    return _Run(rows / took, samples, reads, bytes_read, read_seconds, handing_over)
+    return _Run(rows / took, list(samples.items()), reads, bytes_read, read_seconds, handing_over)
 
 
 def _watched(operator: ScanJoin) -> Stopwatch:
