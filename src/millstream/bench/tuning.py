@@ -25,7 +25,7 @@ BUDGETS = (20_000_000, 40_000_000, 80_000_000, 160_000_000, 320_000_000)
 RATED = ("meshjoin", "hybridjoin", "moij")
 ROWS = 3_500_000
 ERROR, LOSS, SUSTAINED, LESS = 0.15, 0.03, 0.9, 0.7
-ROUNDS = 4  # of everything, one after the other; the fastest counts, as disks of shared machines have slow minutes
+ROUNDS = 3  # of everything, one after the other; the fastest counts, as disks of shared machines have slow minutes
 
 Say = Callable[[str], None]
 
@@ -35,7 +35,7 @@ class Effort:
     """Seconds of work."""
 
     window: float = 0.8
-    windows: int = 3
+    windows: int = 2
     longest_warm_up: float = 10.0
 
 

@@ -28,7 +28,7 @@ import pyarrow as pa
 from ..kernels import segments as kernel
 from ..kernels.stream_table import StreamTable
 from ..master import Master
-from ..master.reader import DiskBuffer
+from ..master.reader import PAGE, DiskBuffer
 from ..units import parse_bytes
 from .base import Operator, Remaining
 from .waiting import SLACK, WaitingRows
@@ -36,6 +36,7 @@ from .waiting import SLACK, WaitingRows
 DISK_BUFFER = 4 << 20
 LEAST_WAITING = 64
 LEAST_WAITING_BYTES = 32 * 1024
+MOVING = 64  # a 64th of the memory of waiting rows is kept free: without any, pages that are nearly empty stay
 REFILL = 32  # refill when a 32nd of H_S is free: pages stay large and H_S nearly full
 
 
@@ -103,8 +104,10 @@ class HybridJoin(Operator):
         return refs, keys
 
     def _page_limit(self) -> int:
-        """Bytes that the waiting rows themselves may take now."""
-        return self.waiting.bytes + max(0, self.ledger.free - self._reserved)
+        """Bytes that the waiting rows themselves may take now; a part stays free to move them together in."""
+        free = max(0, self.ledger.free - self._reserved)
+        moving = (self.waiting.bytes + free) // MOVING if len(self.waiting) else 0
+        return self.waiting.bytes + max(0, free - moving)
 
     def _make_room(self, size: int) -> bool:
         """Let no more rows in until that many bytes are free, if the rows are not left without room by that."""
@@ -223,8 +226,13 @@ class HybridJoin(Operator):
 
 
 def partition_segments(master: Master, disk_buffer: int) -> int:
-    """How many segments a partition has that fits into a disk buffer."""
-    return max(1, disk_buffer // max(1, master.manifest.segment_bytes + 1024))
+    """How many segments a partition has that fits into a disk buffer, nearly always: one that does not takes two reads.
+
+    Segments differ in length; a hundredth is left for that, and a page at either end for reads of whole pages.
+    """
+    statistics = master.statistics
+    average = statistics.bytes / max(1, statistics.segments)
+    return max(1, int((disk_buffer - 2 * PAGE) / max(1.0, 1.01 * average)))
 
 
 def stream_row_bytes(schema: pa.Schema) -> float:
