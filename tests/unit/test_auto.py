@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from millstream import joins
@@ -50,3 +51,24 @@ def test_a_master_that_fits_is_read_once(master: Master) -> None:
             pass
     assert operator.stats.segments_read <= master.statistics.segments
     assert operator.stats.bytes_read < 1.2 * master.statistics.bytes
+
+
+def test_a_pass_goes_once_through_a_master_by_frequency(tmp_path: Path) -> None:
+    """All keys of a pass are looked up in the index on disk before the first row is read."""
+    workload = Workload(keys=KEYS, exponent=0.5)
+    table = workload.master_table()
+    popularity = workload.popularity(table["product_id"].to_numpy() // workload.step)
+    products = build_local(
+        table.append_column("popularity", pa.array(popularity)),
+        tmp_path / "products",
+        key="product_id",
+        layout="frequency",
+        frequency="popularity",
+    )
+    operator = joins.create("auto", products, on="product_id", memory=products.statistics.bytes // 4)
+    for batch in workload.stream(200_000):
+        for _ in operator.process(batch):
+            pass
+    assert operator.stats.iterations > 2
+    assert operator.waiting.rows > 2 * operator.stretch  # a pass has several stretches
+    assert operator.stats.segments_read <= operator.stats.iterations * products.statistics.segments

@@ -85,7 +85,7 @@ def test_an_iteration_of_hybridjoin_by_hand(master: Master, factors: tuning.Fact
     found = model.iteration(4_000_000, 0)
     operator = _started("hybridjoin", master, 4_000_000, disk_buffer=model.least_buffer)
     statistics = master.statistics
-    segments = model.least_buffer // (master.manifest.segment_bytes + 1024)
+    segments = int((model.least_buffer - 2 * 4096) / (1.01 * statistics.bytes / statistics.segments))
     partitions = -(-statistics.segments // segments)
     per_partition = operator.waiting.table.capacity / partitions  # rows that wait: x (1 + x / 2) / (1 + x)
     x = per_partition - 1 + (per_partition**2 + 1) ** 0.5

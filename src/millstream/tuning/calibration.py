@@ -9,9 +9,8 @@ from pathlib import Path
 from ..errors import InputError
 from ..joins.plan import master_columns
 from ..master import Master
-from .curves import Curve
 from .factors import Factors, identity, machine, place, save
-from .reads import random_reads
+from .reads import RandomReads
 from .runs import Runs
 from .sample_stream import STREAM_ROW_BYTES, SampleStream
 from .scan_runs import ScanRuns, index_nested_loop, sweeps
@@ -49,22 +48,26 @@ def calibrate(
     steps = _Steps(progress)
     steps.say("reading keys")
     stream = SampleStream(master, row_bytes)
-    runs = Runs(master, stream, columns=brought, say=steps.say)
+    reads = RandomReads(master)
+
+    def say(what: str) -> None:
+        steps.say(what)
+        reads.round(0.002 * seconds)  # spread over all the time, as the disk is not always as fast
+
+    runs = Runs(master, stream, columns=brought, say=say)
     scans = ScanRuns(runs)
-    alone: list[Curve] = []
     for number in range(ROUNDS):
-        steps.say("reading partitions of all sizes")
-        alone.append(random_reads(master, 0.05 * seconds))
         scans.round(0.15 * seconds)
         runs.hybrid_joins(0.2 * seconds)
         if not number:
             index_nested_loop(runs, 0.03 * seconds)
             sweeps(runs, 0.1 * seconds)
     runs.hybrids.file(runs.samples)
+    reads.close()
     factors = Factors(
         master=known,
         machine=machine(),
-        io=runs.reads(Curve.lowest(alone)),
+        io=runs.reads(reads.curve()),
         scan=scans.factors(),
         steps=runs.steps(),
         fill=runs.fill,
@@ -82,7 +85,7 @@ def calibrate(
 class _Steps:
     """Counts the parts of a calibration for whoever watches."""
 
-    TOTAL = 58
+    TOTAL = 56
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress = progress

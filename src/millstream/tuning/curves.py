@@ -35,14 +35,6 @@ class Curve:
         return cls(tuple(map(float, sizes)), tuple(max(1e-12, float(points[size])) for size in sizes), grows)
 
     @classmethod
-    def lowest(cls, curves: Sequence[Curve]) -> Curve:
-        """Of curves that were measured at about the same sizes the least seconds at each."""
-        first = curves[0]
-        return cls(
-            first.sizes, tuple(min(each) for each in zip(*(one.seconds for one in curves), strict=True)), first.grows
-        )
-
-    @classmethod
     def from_json(cls, body: dict[str, Any]) -> Curve:
         return cls(tuple(body["sizes"]), tuple(body["seconds"]), bool(body["grows"]))
 
