@@ -51,7 +51,7 @@ def test_partitions_fit_into_the_disk_buffer(master: Master, disk_buffer: int, d
     operator.close()
 
 
-@pytest.mark.parametrize("memory, share", [(600_000, 0.78), (1_500_000, 0.9)])
+@pytest.mark.parametrize(("memory", "share"), [(600_000, 0.78), (1_500_000, 0.9)])
 def test_the_table_of_waiting_rows_stays_full(master: Master, memory: int, share: float) -> None:
     """Pages that are nearly empty are moved together: there is always room to do so. Without it, 0.70 and 0.78."""
     operator = joins.create("hybridjoin", master, on="product_id", memory=memory, disk_buffer=40_000)
