@@ -226,9 +226,9 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         title="Cost models",
         about=f"R has {rows:,} rows of about 120 bytes, a tuple of S has 20; reads with O_DIRECT. The cost factors are "
         "those that `millstream.tuning.calibrate` measures in less than a minute; every setting is then measured in a "
-        "process of its own, warmed up until the rows that wait have been replaced several times. The disk of this "
-        "machine is three times slower for some seconds now and then, so the fastest window counts, in the calibration "
-        f"as in the {ROUNDS} rounds of the measurement.",
+        "process of its own, warmed up until the rows that wait have been replaced several times. Disks of shared "
+        "machines are much slower for some seconds now and then, so the fastest window counts, in the calibration as "
+        f"in the {ROUNDS} rounds of the measurement.",
         checks=checks(results, full=full),
         tables=[
             Table(

@@ -25,7 +25,7 @@ Legend: waiting = H_S without a hash table (sorted instead), wave = D_B, hits = 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -46,6 +46,9 @@ PLACE_BYTES = 8 + 4 + 8  # place and rows of each waiting row's key, and putting
 LEAST_WAITING = 32 * 1024
 WAVE = 8 << 20
 STRETCH = 1 << 17  # sorted rows that are located at once
+
+
+Found = tuple[np.ndarray, np.ndarray]  # first row of each key, as reference, and number of its rows
 
 
 class AutoJoin(Operator):
@@ -150,19 +153,19 @@ class AutoJoin(Operator):
         numbers = np.array([page.number for page in pages], dtype=np.int64)
         begins = np.cumsum([0, *(len(page.keys) for page in pages)])
         order = np.argsort(codes)
-        places = rows = None
+        located = None
         if isinstance(self.locator, DenseLocator):
-            places, rows = self._located(self.locator, codes, order)
-            order = np.argsort(places)
+            located = self._located(self.locator, codes, order)
+            order = np.argsort(located[0])
         start = 0
         while start < len(order):
             stretch = order[start : start + self.stretch]
             page = np.searchsorted(begins, stretch, side="right") - 1
             refs = (numbers[page] << 32) | (stretch - begins[page])
-            if places is None or rows is None:
+            if located is None:
                 yield from self._join_sorted(codes[stretch], refs)
             else:
-                yield from self._join_located(codes[stretch], refs, places[stretch], rows[stretch])
+                yield from self._join_located(codes[stretch], refs, *(array[stretch] for array in located))
             start += len(stretch)
         self.waiting.release(pages)
 
@@ -202,51 +205,51 @@ class AutoJoin(Operator):
         """Resolve rows that come sorted by key, of a master in the order of its keys."""
         starts, counts = _groups(codes)
         keys = codes[starts]
-        segments = self.locator.segments(keys)
-        lost = int(np.searchsorted(segments, 0))
-        yield from self._lost(refs, counts[:lost])
-        for low, high, numbers, rows in self._waves(segments, lost):
-            which = np.searchsorted(self._wave, segments[low:high])
-            first, found = self.locator.rows(self.pages, keys[low:high], which, numbers, rows)
-            left = refs[starts[low] : starts[low] + int(counts[low:high].sum())]
-            yield from self._join_wave(keys[low:high], left, counts[low:high], first, found, numbers, rows)
+
+        def find(group: slice, which: np.ndarray, numbers: np.ndarray, rows: np.ndarray) -> Found:
+            return self.locator.rows(self.pages, keys[group], which, numbers, rows)
+
+        yield from self._join(keys, refs, starts, counts, self.locator.segments(keys), find)
 
     def _join_located(
-        self, codes: np.ndarray, refs: np.ndarray, places: np.ndarray, found: np.ndarray
+        self, codes: np.ndarray, refs: np.ndarray, places: np.ndarray, rows_of: np.ndarray
     ) -> Iterator[pa.RecordBatch]:
         """Resolve rows that come sorted by the place of their key in R."""
         starts, counts = _groups(places)
-        keys, segments, row, found = codes[starts], places[starts] >> 32, places[starts] & 0xFFFFFFFF, found[starts]
-        lost = int(np.searchsorted(segments, 0))
-        yield from self._lost(refs, counts[:lost])
-        for low, high, numbers, rows in self._waves(segments, lost):
-            which = np.searchsorted(self._wave, segments[low:high])
-            first = (numbers[which] << 32) | row[low:high]
-            left = refs[starts[low] : starts[low] + int(counts[low:high].sum())]
-            yield from self._join_wave(keys[low:high], left, counts[low:high], first, found[low:high], numbers, rows)
+        row, rows_of = places[starts] & 0xFFFFFFFF, rows_of[starts]
 
-    def _lost(self, refs: np.ndarray, counts: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """The first groups have keys that no segment can hold."""
-        absent = int(counts.sum())
+        def find(group: slice, which: np.ndarray, numbers: np.ndarray, rows: np.ndarray) -> Found:
+            return (numbers[which] << 32) | row[group], rows_of[group]
+
+        yield from self._join(codes[starts], refs, starts, counts, places[starts] >> 32, find)
+
+    def _join(
+        self,
+        keys: np.ndarray,
+        refs: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        segments: np.ndarray,
+        find: Callable[[slice, np.ndarray, np.ndarray, np.ndarray], Found],
+    ) -> Iterator[pa.RecordBatch]:
+        """Resolve rows, for each key `counts` one after the other, whose keys come in the order of their segments.
+
+        `find(group, which, numbers, rows)` says where the rows of some keys are: segment `which` of those in memory.
+        """
+        lost = int(np.searchsorted(segments, 0))  # keys that no segment can hold
+        absent = int(counts[:lost].sum())
         if absent:
             self._absent += absent
             yield from self._unmatched(refs[:absent])
-
-    def _join_wave(
-        self,
-        keys: np.ndarray,
-        left: np.ndarray,
-        waiting: np.ndarray,
-        first: np.ndarray,
-        found: np.ndarray,
-        numbers: np.ndarray,
-        rows: np.ndarray,
-    ) -> Iterator[pa.RecordBatch]:
-        """Results of keys whose segments are in memory, each with so many stream rows `waiting`, one after another."""
-        if int(found.min()) == 0:
-            self._absent += int(waiting[found == 0].sum())
-        yield from self._resolve(left, np.repeat(first, waiting), np.repeat(found, waiting))
-        self._keep(keys, first, found, waiting, numbers, rows)
+        for low, high, numbers, rows in self._waves(segments, lost):
+            group = slice(low, high)
+            first, found = find(group, np.searchsorted(self._wave, segments[group]), numbers, rows)
+            waiting = counts[group]
+            left = refs[starts[low] : starts[low] + int(waiting.sum())]
+            if int(found.min()) == 0:
+                self._absent += int(waiting[found == 0].sum())
+            yield from self._resolve(left, np.repeat(first, waiting), np.repeat(found, waiting))
+            self._keep(keys[group], first, found, waiting, numbers, rows)
 
     def _waves(self, segments: np.ndarray, start: int) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
         """Read the segments of sorted keys wave by wave: range of keys, page and rows of each segment of `_wave`."""

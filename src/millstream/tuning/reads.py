@@ -40,7 +40,8 @@ class RandomReads:
         self._sizes: list[_Size] = []
         number = 1
         while not self._sizes or (number * average <= LARGEST_READ and 2 * number <= len(index)):
-            self._sizes.append(_Size(number, DiskBuffer(self.reader, pages, (number + 2) * largest + 8 * 4096)))
+            room = int(1.25 * number * average) + 2 * largest + 8 * 4096  # a single segment may be huge
+            self._sizes.append(_Size(number, DiskBuffer(self.reader, pages, room)))
             number *= 2
         for size in self._sizes:
             self._load(size)
@@ -60,6 +61,7 @@ class RandomReads:
         wanted = np.arange(low, min(low + size.segments, len(index)), dtype=np.int64)
         file = index.places(wanted)[0]
         wanted = wanted[file == file[0]]
+        wanted = wanted[: size.buffer.fit(wanted)]
         begun = time.perf_counter()
         size.buffer.load(wanted)
         size.took.append(time.perf_counter() - begun)

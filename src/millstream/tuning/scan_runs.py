@@ -38,8 +38,9 @@ class ScanRuns:
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
         buffers = sorted({*runs.buffers, *MORE_BUFFERS})
-        todo = [("meshjoin", budget, buffer) for budget in runs.budgets for buffer in buffers if 6 * buffer < budget]
-        self.todo = [*todo, ("ssbj", runs.budgets[1], runs.buffers[1])]
+        todo = [("meshjoin", budget, buffer) for budget in runs.budgets for buffer in buffers]
+        todo.append(("ssbj", runs.budgets[1], runs.buffers[1]))
+        self.todo = [(name, budget, buffer) for name, budget, buffer in todo if 6 * buffer < budget]
         self.fastest = Fastest()
 
     def round(self, seconds: float) -> None:
