@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,22 +55,48 @@ def test_a_master_that_fits_is_read_once(master: Master) -> None:
     assert operator.stats.bytes_read < 1.2 * master.statistics.bytes
 
 
-def test_a_pass_goes_once_through_a_master_by_frequency(tmp_path: Path) -> None:
-    """All keys of a pass are looked up in the index on disk before the first row is read."""
-    workload = Workload(keys=KEYS, exponent=0.5)
+@pytest.fixture(scope="module")
+def by_frequency(tmp_path_factory: pytest.TempPathFactory) -> Master:
+    workload = Workload(keys=KEYS)
     table = workload.master_table()
     popularity = workload.popularity(table["product_id"].to_numpy() // workload.step)
-    products = build_local(
+    return build_local(
         table.append_column("popularity", pa.array(popularity)),
-        tmp_path / "products",
+        tmp_path_factory.mktemp("by-frequency") / "products",
         key="product_id",
         layout="frequency",
         frequency="popularity",
     )
-    operator = joins.create("auto", products, on="product_id", memory=products.statistics.bytes // 4)
-    for batch in workload.stream(200_000):
+
+
+def _run(operator: joins.Operator, batches: Iterable[pa.RecordBatch], *, drained: bool) -> None:
+    for batch in batches:
         for _ in operator.process(batch):
             pass
-    assert operator.stats.iterations > 2
-    assert operator.waiting.rows > 2 * operator.stretch  # a pass has several stretches
-    assert operator.stats.segments_read <= operator.stats.iterations * products.statistics.segments
+        if drained:
+            for _ in operator.flush():
+                pass
+
+
+def test_small_micro_batches_leave_the_memory_to_the_hottest_rows(by_frequency: Master) -> None:
+    operator = joins.create("auto", by_frequency, on="product_id", memory=by_frequency.statistics.bytes // 3)
+    stream = Workload(keys=KEYS).stream(1 << 30, batch_rows=2_000)
+    _run(operator, itertools.islice(stream, 1), drained=False)
+    rows = operator.stats.cached_rows
+    _run(operator, itertools.islice(stream, 20), drained=True)
+    assert operator.stats.cached_rows > 2 * rows
+    assert operator.ledger.peak <= operator.ledger.budget
+    # rows that have no room make it give way to those that wait
+    _run(operator, Workload(keys=KEYS, exponent=0.0).stream(200_000), drained=False)
+    for _ in operator.flush():
+        pass
+    _run(operator, itertools.islice(stream, 1), drained=False)
+    assert operator.stats.cached_rows <= 1.1 * rows
+    assert operator.ledger.peak <= operator.ledger.budget
+
+
+def test_a_master_by_frequency_that_fits_is_read_once(by_frequency: Master) -> None:
+    operator = joins.create("auto", by_frequency, on="product_id", memory=4 * by_frequency.statistics.bytes)
+    _run(operator, Workload(keys=KEYS, exponent=0.0).stream(100_000, batch_rows=10_000), drained=True)
+    assert operator.stats.bytes_read < 1.05 * by_frequency.statistics.bytes
+    assert operator.stats.cache_hits == 100_000

@@ -60,3 +60,14 @@ def test_the_table_of_waiting_rows_stays_full(master: Master, memory: int, share
     settled = held[len(held) // 4 :]
     assert sum(settled) / len(settled) > share * operator.waiting.table.capacity
     operator.close()
+
+
+@pytest.mark.parametrize("algorithm", ["hybridjoin", "xhybridjoin", "cachejoin", "moij"])
+def test_the_last_rows_of_a_micro_batch_read_their_own_segments(master: Master, algorithm: str) -> None:
+    """Not a partition each: 40 rows that wait need 40 segments at most."""
+    operator = joins.create(algorithm, master, on="product_id", how="left", memory="2MB", disk_buffer=128 << 10)
+    batch = next(Workload(keys=KEYS, exponent=0.0, absent=0.1).stream(40, batch_rows=40))
+    rows = sum(out.num_rows for out in operator.process(batch)) + sum(out.num_rows for out in operator.flush())
+    assert rows == 40
+    assert 0 < operator.stats.segments_read <= 40
+    operator.close()

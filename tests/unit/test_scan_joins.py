@@ -191,7 +191,8 @@ def test_rmeshjoin_cuts_a_turn_as_it_is_told(master: Master) -> None:
         for part in batches_of(STREAM, 200):
             list(operator.process(part))
             assert len(operator.window.packets) <= partitions + 1
-        assert operator.b == -(-operator.scan.pages // min(partitions, 2_000_000 // PACKET_BUDGET))
+        turns = min(partitions, 2_000_000 // PACKET_BUDGET)
+        assert turns / 2 <= operator._iterations(operator.b) <= turns + 1  # iterations have whole reads
         list(operator.flush())
         operator.close()
 

@@ -14,6 +14,7 @@ from .auto import AutoJoin
 from .base import Operator
 from .cachejoin import CacheJoin
 from .conditions import Condition, between, compare, predicate
+from .hotfirst import HotFirstJoin
 from .hybridjoin import HybridJoin
 from .inlj import IndexNestedLoopJoin
 from .ledger import Ledger
@@ -68,6 +69,12 @@ def chosen(
     raise InputError(f"{algorithm} cannot do this: {reason}; take one of {', '.join(SCANS)}{hint}")
 
 
+def _operator(algorithm: str, master: Relation) -> type[Operator]:
+    """What runs an algorithm on a relation."""
+    by_frequency = isinstance(master, Master) and master.layout == "frequency"
+    return HotFirstJoin if algorithm == "auto" and by_frequency else _OPERATORS[algorithm]
+
+
 def create(
     algorithm: str,
     master: Relation,
@@ -82,7 +89,7 @@ def create(
     algorithm = chosen(
         algorithm, master, condition=options.get("condition"), ordered=options.get("ordered", False), on=on
     )
-    operator = _OPERATORS[algorithm]
+    operator = _operator(algorithm, master)
     if not issubclass(operator, ScanJoin):
         options = {name: value for name, value in options.items() if name not in ("condition", "ordered")}
     for option in options:
@@ -117,7 +124,7 @@ def least_memory(
     check_how(how)
     algorithm = chosen(algorithm, master, condition=condition, on=on)
     brought = master_columns(master, columns, on=on) if how in ("inner", "left") else []
-    return _OPERATORS[algorithm].least_memory(cast(Master, master), brought)
+    return _operator(algorithm, master).least_memory(cast(Master, master), brought)
 
 
 __all__ = [

@@ -7,7 +7,7 @@
                       |
                       v
                     waiting rows, by range of keys, until their share of the memory is full
-                      |  the next range: distinct keys, sorted; in the order of their places if R lies in another one
+                      |  the next range: distinct keys, sorted
                       v
                     segments in file order, neighbours in one read, the next wave read while this one is joined
                       |  result
@@ -19,13 +19,15 @@ MESHJOIN's scan does (`sweep.py`), skipping what the index of HYBRIDJOIN shows t
 tuple-level one of CACHEJOIN and MOIJ, and memory moves between it and the waiting rows by what it earns: with a flat
 stream the rows get nearly all of it (`policy.py`). A master that fits is cached whole, segment by segment as read.
 
+All of this is for a master in the order of its keys; one in the order of access frequency is for `hotfirst.py`.
+
 Legend: waiting = H_S without a hash table (sorted instead), wave = D_B, hits = f_count, window = one pass.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -37,18 +39,13 @@ from ..master import Master
 from ..master.reader import IN_FLIGHT, DiskBuffer
 from .base import LEAST_SLICE, Operator
 from .cache import MasterCache, entry_bytes
-from .locate import DenseLocator
 from .policy import CachePolicy
-from .sweep import RANGES, SORT_BYTES, SweptRows, WaitingPage
+from .sweep import RANGES, SweptRows, WaitingPage
 
 STRETCH_BYTES = 96  # of locating and joining for each row of a stretch
-PLACE_BYTES = 8 + 4 + 8  # place and rows of each waiting row's key, and putting the places in order
 LEAST_WAITING = 32 * 1024
 WAVE = 8 << 20
 STRETCH = 1 << 17  # sorted rows that are located at once
-
-
-Found = tuple[np.ndarray, np.ndarray]  # first row of each key, as reference, and number of its rows
 
 
 class AutoJoin(Operator):
@@ -82,14 +79,12 @@ class AutoJoin(Operator):
         self.ledger.book("stretch", self.stretch * STRETCH_BYTES)
         self._share = self.ledger.free
         self._reading = 0.0
-        by_place = isinstance(self.locator, DenseLocator)
-        sort_bytes = SORT_BYTES + (PLACE_BYTES if by_place else 0)
-        self.waiting = SweptRows(self.stream, self.ledger, self._bounds(), sort_bytes=sort_bytes)
+        self.waiting = SweptRows(self.stream, self.ledger, self._bounds())
 
     def _bounds(self) -> np.ndarray:
-        """Where the ranges of keys begin that are swept in turn: none if R is small or does not lie in key order."""
+        """Where the ranges of keys begin that are swept in turn: none if R is small."""
         first = self.reader.index.first_key
-        if self.master.layout != "key" or len(first) < 8 * RANGES:
+        if len(first) < 8 * RANGES:
             return np.empty(0, dtype=np.int64)
         return first[[len(first) * i // RANGES for i in range(1, RANGES)]]
 
@@ -153,39 +148,13 @@ class AutoJoin(Operator):
         numbers = np.array([page.number for page in pages], dtype=np.int64)
         begins = np.cumsum([0, *(len(page.keys) for page in pages)])
         order = np.argsort(codes)
-        located = None
-        if isinstance(self.locator, DenseLocator):
-            located = self._located(self.locator, codes, order)
-            order = np.argsort(located[0])
         start = 0
         while start < len(order):
             stretch = order[start : start + self.stretch]
             page = np.searchsorted(begins, stretch, side="right") - 1
-            refs = (numbers[page] << 32) | (stretch - begins[page])
-            if located is None:
-                yield from self._join_sorted(codes[stretch], refs)
-            else:
-                yield from self._join_located(codes[stretch], refs, *(array[stretch] for array in located))
+            yield from self._join(codes[stretch], (numbers[page] << 32) | (stretch - begins[page]))
             start += len(stretch)
         self.waiting.release(pages)
-
-    def _located(self, locator: DenseLocator, codes: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Segment and first row in it of each key, and how many rows it has; -1 for keys that are surely absent.
-
-        All keys of a pass are looked up before any row is read, so that the pass goes once through R and not once for
-        each stretch of keys.
-        """
-        places, rows = np.full(len(codes), -1, dtype=np.int64), np.zeros(len(codes), dtype=np.int32)
-        for start in range(0, len(order), self.stretch):
-            stretch = order[start : start + self.stretch]
-            keys = codes[stretch]
-            first = np.concatenate(([True], keys[1:] != keys[:-1]))
-            which = np.cumsum(first) - 1
-            segments = locator.segments(keys[first])
-            row, count = locator.rows_of_last()
-            places[stretch] = np.where(segments < 0, -1, (segments << 32) | row)[which]
-            rows[stretch] = count[which]
-        return places, rows
 
     def _end_pass(self, rows: int, size: int, segments: int, *, full: bool) -> None:
         """Let the policy learn from what was just read, and give the cache the room that it now has."""
@@ -201,41 +170,11 @@ class AutoJoin(Operator):
         self.stats.cached_rows = self.cache.cached_rows
         self.stats.evicted_rows = self.cache.evicted
 
-    def _join_sorted(self, codes: np.ndarray, refs: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """Resolve rows that come sorted by key, of a master in the order of its keys."""
-        starts, counts = _groups(codes)
-        keys = codes[starts]
-
-        def find(group: slice, which: np.ndarray, numbers: np.ndarray, rows: np.ndarray) -> Found:
-            return self.locator.rows(self.pages, keys[group], which, numbers, rows)
-
-        yield from self._join(keys, refs, starts, counts, self.locator.segments(keys), find)
-
-    def _join_located(
-        self, codes: np.ndarray, refs: np.ndarray, places: np.ndarray, rows_of: np.ndarray
-    ) -> Iterator[pa.RecordBatch]:
-        """Resolve rows that come sorted by the place of their key in R."""
-        starts, counts = _groups(places)
-        row, rows_of = places[starts] & 0xFFFFFFFF, rows_of[starts]
-
-        def find(group: slice, which: np.ndarray, numbers: np.ndarray, rows: np.ndarray) -> Found:
-            return (numbers[which] << 32) | row[group], rows_of[group]
-
-        yield from self._join(codes[starts], refs, starts, counts, places[starts] >> 32, find)
-
-    def _join(
-        self,
-        keys: np.ndarray,
-        refs: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        segments: np.ndarray,
-        find: Callable[[slice, np.ndarray, np.ndarray, np.ndarray], Found],
-    ) -> Iterator[pa.RecordBatch]:
-        """Resolve rows, for each key `counts` one after the other, whose keys come in the order of their segments.
-
-        `find(group, which, numbers, rows)` says where the rows of some keys are: segment `which` of those in memory.
-        """
+    def _join(self, codes: np.ndarray, refs: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """Resolve rows that come sorted by key, wave by wave."""
+        starts = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
+        keys, counts = codes[starts], np.diff(np.append(starts, len(codes)))
+        segments = self.locator.segments(keys)
         lost = int(np.searchsorted(segments, 0))  # keys that no segment can hold
         absent = int(counts[:lost].sum())
         if absent:
@@ -243,7 +182,8 @@ class AutoJoin(Operator):
             yield from self._unmatched(refs[:absent])
         for low, high, numbers, rows in self._waves(segments, lost):
             group = slice(low, high)
-            first, found = find(group, np.searchsorted(self._wave, segments[group]), numbers, rows)
+            which = np.searchsorted(self._wave, segments[group])
+            first, found = self.locator.rows(self.pages, keys[group], which, numbers, rows)
             waiting = counts[group]
             left = refs[starts[low] : starts[low] + int(waiting.sum())]
             if int(found.min()) == 0:
@@ -316,12 +256,6 @@ class AutoJoin(Operator):
         self.cache.admit(
             keys[new], first[new], counts[new], np.ones(int(new.sum()), dtype=np.int32), self._cache_limit()
         )
-
-
-def _groups(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the groups of equal neighbours begin, and how many there are in each."""
-    starts = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
-    return starts, np.diff(np.append(starts, len(values)))
 
 
 def _kept_bytes(master: Master, kept: list[int]) -> float:

@@ -67,9 +67,7 @@ class CacheJoin(HybridJoin):
             refs, keys = refs[~hit], keys[~hit]
         return refs, keys
 
-    def _matched(
-        self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray
-    ) -> None:
+    def _matched(self, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:
         good = waiting >= self.frequent
         if good.any():
             self._switch(keys[good], first[good], counts[good], waiting[good])

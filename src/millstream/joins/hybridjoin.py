@@ -28,7 +28,7 @@ import pyarrow as pa
 from ..kernels import segments as kernel
 from ..kernels.stream_table import StreamTable
 from ..master import Master
-from ..master.reader import PAGE, DiskBuffer
+from ..master.reader import IN_FLIGHT, PAGE, DiskBuffer
 from ..units import parse_bytes
 from .base import Operator, Remaining
 from .waiting import SLACK, WaitingRows
@@ -37,6 +37,7 @@ DISK_BUFFER = 4 << 20
 LEAST_WAITING = 64
 LEAST_WAITING_BYTES = 32 * 1024
 MOVING = 64  # a 64th of the memory of waiting rows is kept free: without any, pages that are nearly empty stay
+FEW = 4  # keys for less than a fourth of the segments are few: a partition then serves less than reading it costs
 REFILL = 32  # refill when a 32nd of H_S is free: pages stay large and H_S nearly full
 
 
@@ -148,16 +149,21 @@ class HybridJoin(Operator):
         segment = int(self.locator.segments(oldest)[0])
         if segment >= 0:
             wanted = self._partition(segment)
-            numbers, rows = self._load(wanted)
-            keys, first, counts = self._groups(numbers, rows)
-            waiting = self.waiting.table.count(keys)
-            hit = waiting > 0
-            keys, first, counts, waiting = keys[hit], first[hit], counts[hit], waiting[hit]
-            refs, which = self.waiting.table.remove(keys, waiting)
-            yield from self._resolve(refs, first[which], counts[which])
-            self.waiting.leave(refs)
-            self._matched(segment, keys, first, counts, waiting)
+            before = len(self.waiting)
+            yield from self._join(*self._load(wanted))
+            self._served(np.array([segment]), np.array([before - len(self.waiting)]))
         yield from self._give_up(oldest if segment < 0 else self._absent_beside(oldest, wanted))
+
+    def _join(self, numbers: np.ndarray, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """Loaded segments against all that wait."""
+        keys, first, counts = self._groups(numbers, rows)
+        waiting = self.waiting.table.count(keys)
+        hit = waiting > 0
+        keys, first, counts, waiting = keys[hit], first[hit], counts[hit], waiting[hit]
+        refs, which = self.waiting.table.remove(keys, waiting)
+        yield from self._resolve(refs, first[which], counts[which])
+        self.waiting.leave(refs)
+        self._matched(keys, first, counts, waiting)
 
     def _absent_beside(self, oldest: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """Keys still waiting although the partition that alone could hold them was just joined, among the oldest."""
@@ -198,8 +204,9 @@ class HybridJoin(Operator):
         fits = self.buffer.fit(wanted)
         return wanted[:fits] if wanted[fits - 1] >= segment else np.array([segment], dtype=np.int64)
 
-    def _load(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        numbers, rows = self.buffer.load(wanted)
+    def _load(self, wanted: np.ndarray, *, in_flight: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        self.buffer.start(wanted, in_flight=in_flight)
+        numbers, rows = self.buffer.finish()
         self.stats.disk_reads = self.buffer.reads
         self.stats.bytes_read = self.buffer.bytes_read
         self.stats.segments_read += len(wanted)
@@ -215,14 +222,35 @@ class HybridJoin(Operator):
         )
         return keys[:groups], first[:groups], counts[:groups]
 
-    def _matched(
-        self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray
-    ) -> None:
-        """What an iteration joined, while its rows are still in the disk buffer: for those who keep some."""
+    def _matched(self, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:
+        """What was just joined, while its rows are still in the disk buffer: for those who keep some."""
+
+    def _served(self, segments: np.ndarray, rows: np.ndarray) -> None:
+        """How many rows segments have served: for those who keep the most popular ones."""
+
+    # -- the end of a micro-batch ------------------------------------------------------------------------------
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
+        """Iterate while many wait; the keys of a few are cheaper looked up, each in its own segment."""
+        table = self.waiting.table
         while len(self.waiting):
-            yield from self._iterate()
+            if FEW * table.entries > len(self.reader.index):
+                yield from self._iterate()
+            else:
+                yield from self._look_up(np.sort(table.oldest(2 * self.slice_rows)))
+
+    def _look_up(self, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """Resolve the rows that wait for some sorted keys: their segments in file order, no others."""
+        self.stats.iterations += 1
+        segments = self.locator.segments(keys)
+        there = segments >= 0
+        self._served(segments[there], self.waiting.table.count(keys[there]))
+        wanted = np.unique(segments[there])
+        while len(wanted):
+            part = wanted[: self.buffer.fit(wanted[: self.buffer.most])]
+            yield from self._join(*self._load(part, in_flight=IN_FLIGHT))
+            wanted = wanted[len(part) :]
+        yield from self._give_up(keys)
 
 
 def partition_segments(master: Master, disk_buffer: int) -> int:

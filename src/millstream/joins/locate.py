@@ -128,10 +128,6 @@ class DenseLocator(Locator):
         at = np.searchsorted(self._keys, keys)
         return (numbers[which] << 32) | self._row[at], self._rows[at]
 
-    def rows_of_last(self) -> tuple[np.ndarray, np.ndarray]:
-        """Row in its segment, and number of rows, of each key of the last call of `segments`."""
-        return self._row, self._rows
-
     def close(self) -> None:
         self.reader.close()
 

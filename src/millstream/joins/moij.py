@@ -42,9 +42,7 @@ class Moij(CacheJoin):
     def _page_limit(self) -> int:
         return self.waiting.bytes + max(0, self.ledger.free - self._reserved)
 
-    def _matched(
-        self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray
-    ) -> None:
+    def _matched(self, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:
         stream_side = waiting * (self.waiting.row_bytes + 12.0)
         master_side = counts * self.master.statistics.average_row_bytes + self._entry_bytes
         good = stream_side > master_side

@@ -215,16 +215,20 @@ class ScanJoin(Operator):
         return max(1, min(max(1, self.scan.pages), int(size / max(1.0, page))))
 
     def _iterations(self, b: int) -> int:
-        """k: iterations of a turn."""
-        return max(1, -(-self.scan.pages // b))
+        """k: iterations of a turn, of whole reads unless b is smaller than one."""
+        if b < self.scan.step:
+            return max(1, -(-self.scan.pages // b))
+        return max(1, -(-self.scan.chunks // -(-b // self.scan.step)))
 
     def _plan_iterations(self) -> None:
         """Fix w and b: the window holds the rows of as many iterations as a turn has.
 
         In a small memory an iteration is longer than a read, so that what a packet takes beside its rows stays small.
+        It is made of whole reads: w belongs to all the pages that it joins.
         """
-        packets = max(1, self.ledger.budget // PACKET_BUDGET)
-        self.b = max(self._pages_of(self.disk_buffer), -(-self.scan.pages // packets) if self._window is None else 1)
+        packets, read = max(1, self.ledger.budget // PACKET_BUDGET), self.scan.step
+        b = max(self._pages_of(self.disk_buffer), -(-self.scan.pages // packets) if self._window is None else 1)
+        self.b = b if b < read else max(1, round(b * self.scan.chunks / max(1, self.scan.pages))) * read
         self.w = self._window or max(1, self.window.table.capacity // self._iterations(self.b))
 
     def restrict(self, share: int, shares: int) -> None:

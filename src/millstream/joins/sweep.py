@@ -51,13 +51,11 @@ class SweptRows:
         ledger: Ledger,
         bounds: np.ndarray,
         *,
-        sort_bytes: int = SORT_BYTES,
         component: str = "stream table",
     ) -> None:
         self.stream = stream
         self.ledger = ledger
         self.bounds = bounds
-        self.sort_bytes = sort_bytes
         self.component = component
         self.columns = range(len(stream.layout.columns))
         self.staged: list[WaitingPage] = []
@@ -75,10 +73,10 @@ class SweptRows:
         rows = len(refs)
         while rows:
             plan = self.stream.measure(refs[:rows], self.columns)
-            size = plan.nbytes + PAGE_OVERHEAD + rows * (KEY_BYTES + self.sort_bytes)
+            size = plan.nbytes + PAGE_OVERHEAD + rows * (KEY_BYTES + SORT_BYTES)
             room = min(limit - self.bytes, self.ledger.free)
             if size <= room:
-                page = self._page(plan, keys[:rows], self.sort_bytes)
+                page = self._page(plan, keys[:rows], SORT_BYTES)
                 self.staged.append(page)
                 self._staged_bytes += page.size
                 self.rows += rows
@@ -91,7 +89,7 @@ class SweptRows:
 
     def least(self, refs: np.ndarray) -> int:
         """Bytes that the first of some rows needs."""
-        return self.stream.measure(refs[:1], self.columns).nbytes + PAGE_OVERHEAD + KEY_BYTES + self.sort_bytes
+        return self.stream.measure(refs[:1], self.columns).nbytes + PAGE_OVERHEAD + KEY_BYTES + SORT_BYTES
 
     def _page(self, plan: Gathering, keys: np.ndarray, per_row: int) -> WaitingPage:
         self.ledger.add(self.component, plan.nbytes)
@@ -113,7 +111,7 @@ class SweptRows:
         for place, (low, high) in enumerate(itertools.pairwise(cuts)):
             if high > low:
                 plan = self.stream.measure(refs[low:high], self.columns)
-                self.ranges[place].append(self._page(plan, keys[low:high], self.sort_bytes // len(self.ranges)))
+                self.ranges[place].append(self._page(plan, keys[low:high], SORT_BYTES // len(self.ranges)))
         self._free(self.staged)
         self.staged, self._staged_bytes = [], 0
 

@@ -18,9 +18,9 @@ from typing import ClassVar
 import numpy as np
 
 from ..kernels.cache_table import CacheTable
-from ..master.reader import DiskBuffer
+from ..master.reader import PAGE, DiskBuffer
 from .base import Remaining
-from .hybridjoin import HybridJoin
+from .hybridjoin import HybridJoin, partition_segments
 
 
 class XHybridJoin(HybridJoin):
@@ -33,12 +33,15 @@ class XHybridJoin(HybridJoin):
     def _make_memory(self) -> None:
         self.popularity: dict[int, int] = {}
         self.kept_part: DiskBuffer | None = None
-        statistics = self.master.statistics
-        rows = int(self.disk_buffer / max(16.0, statistics.average_row_bytes)) + 64
-        room = self.disk_buffer + 8192 + CacheTable.bytes_for(rows)
-        self.room = (rows, room) if room * 3 < self.ledger.free else None
+        self.room: tuple[int, int] | None = self._kept_room()
         if self.room:
-            self.ledger.book("non-swappable part", room)
+            self.ledger.book("non-swappable part", self.room[0] + CacheTable.bytes_for(self.room[1]))
+
+    def _kept_room(self) -> tuple[int, int] | None:
+        """Bytes of the non-swappable part's segments, and how many keys they may have; None if it has no room."""
+        rows = int(self.disk_buffer / max(16.0, self.master.statistics.average_row_bytes)) + 64
+        room = self.disk_buffer + 2 * PAGE
+        return (room, rows) if 3 * (room + CacheTable.bytes_for(rows)) < self.ledger.free else None
 
     def _probe_memory(self, refs: np.ndarray, keys: np.ndarray) -> Remaining:
         if self.table is None and self.room:
@@ -55,28 +58,38 @@ class XHybridJoin(HybridJoin):
             refs, keys = refs[~hit], keys[~hit]
         return refs, keys
 
-    def _matched(
-        self, segment: int, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray
-    ) -> None:
+    def _empty_memory(self) -> bool:
+        self._let_go()
+        return super()._empty_memory()
+
+    def _let_go(self) -> None:
+        """Give up the non-swappable part."""
+        self.table = self.kept_part = self.room = None
+        self.stats.cached_rows = 0
+        self.ledger.book("non-swappable part", 0)
+
+    def _served(self, segments: np.ndarray, rows: np.ndarray) -> None:
         if self.table is None and self.room:
-            home = int(self._partition(segment)[0])
-            self.popularity[home] = self.popularity.get(home, 0) + int(waiting.sum())
+            homes = segments // partition_segments(self.master, self.disk_buffer)
+            for home, served in zip(homes.tolist(), rows.tolist(), strict=True):
+                self.popularity[home] = self.popularity.get(home, 0) + served
 
     def _fill_kept_part(self) -> None:
         """Load the most popular partition, as soon as it is known which that is."""
-        if self.master.layout == "frequency":
-            best = 0
-        elif self.stats.rows_in > 2 * self.waiting.table.capacity and self.popularity:
-            best = max(self.popularity, key=self.popularity.__getitem__)
-        else:
-            return
+        assert self.room
+        size, rows = self.room
         if not len(self.reader.index):
             return
-        assert self.room
-        part = DiskBuffer(self.reader, self.pages, self.disk_buffer)
-        wanted = self._partition(best)
+        if self.master.layout == "frequency":
+            wanted = np.arange(len(self.reader.index), dtype=np.int64)
+        elif self.stats.rows_in > 2 * self.waiting.table.capacity and self.popularity:
+            best = max(self.popularity, key=self.popularity.__getitem__)
+            wanted = self._partition(best * partition_segments(self.master, self.disk_buffer))
+        else:
+            return
+        part = DiskBuffer(self.reader, self.pages, size - 2 * PAGE)
         keys, first, counts = self._groups(*part.load(wanted[: part.fit(wanted)]))
-        table = CacheTable(self.room[0])
+        table = CacheTable(rows)
         take = min(len(keys), table.room)
         table.insert(keys[:take], first[:take], counts[:take].astype(np.int32), np.zeros(take, dtype=np.int32))
         self.kept_part, self.table = part, table

@@ -75,6 +75,11 @@ class Cycle(ABC):
         """Pages that come at a time, at least."""
         return 1
 
+    @property
+    def chunks(self) -> int:
+        """How many times they come in a turn, at most."""
+        return self.pages
+
     @abstractmethod
     def next(self, limit: int, needed: int) -> Piece:
         """The next piece, at most `limit` pages; of all pages to come `needed` will be asked for, at least."""
@@ -160,7 +165,11 @@ class SegmentCycle(Cycle):
     @property
     def step(self) -> int:
         """Pages that are read at a time, at least."""
-        return max(1, self.pages // max(1, len(self.bounds) - 1))
+        return max(1, self.pages // max(1, self.chunks))
+
+    @property
+    def chunks(self) -> int:
+        return len(self.bounds) - 1
 
     @property
     def bounds(self) -> list[int]:

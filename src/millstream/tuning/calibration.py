@@ -64,11 +64,13 @@ def calibrate(
             sweeps(runs, 0.1 * seconds)
     runs.hybrids.file(runs.samples)
     reads.close()
+    scan, handing_over = scans.factors()
     factors = Factors(
         master=known,
         machine=machine(),
         io=runs.reads(reads.curve()),
-        scan=scans.factors(),
+        scan=scan,
+        handing_over=handing_over,
         steps=runs.steps(),
         fill=runs.fill,
         row_bytes=row_bytes,

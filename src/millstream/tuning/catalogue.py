@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .models import CacheModel, HybridModel, Model, MoijModel, XHybridModel
+from ..master import Master
+from .models import CacheModel, HotFirstModel, HybridModel, Model, MoijModel, XHybridModel
 from .scan_models import (
     AdaptiveMeshModel,
     BalancedModel,
@@ -27,3 +28,8 @@ MODELS: dict[str, type[Model]] = {
         BalancedModel,
     )
 }
+
+
+def model_class(algorithm: str, master: Master) -> type[Model]:
+    """The cost model of what runs an algorithm on a master."""
+    return HotFirstModel if algorithm == "auto" and master.layout == "frequency" else MODELS[algorithm]

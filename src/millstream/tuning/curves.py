@@ -13,9 +13,11 @@ ALIKE = 0.05  # weight of neighbouring sizes being alike, where a sample has 1
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds over a size, measured at some sizes: on straight lines between them in logarithms.
+    """Seconds over the logarithm of a size, measured at some sizes, on straight lines between them.
 
-    Beyond the largest size the seconds grow in proportion if `grows`, otherwise they stay, as below the smallest.
+    If `grows` the lines are between logarithms of seconds too, and beyond the largest size the seconds grow in
+    proportion; otherwise they stay, as below the smallest: a structure that leaves a cache of the processor costs more
+    at once.
     """
 
     sizes: tuple[float, ...]
@@ -26,8 +28,10 @@ class Curve:
         largest = self.sizes[-1]
         if self.grows and size > largest:
             return self.seconds[-1] * size / largest
-        logs = np.log(np.maximum(self.seconds, 1e-12))
-        return float(np.exp(np.interp(np.log(max(size, 1e-9)), np.log(self.sizes), logs)))
+        at, sizes = np.log(max(size, 1e-9)), np.log(self.sizes)
+        if not self.grows:
+            return float(np.interp(at, sizes, self.seconds))
+        return float(np.exp(np.interp(at, sizes, np.log(np.maximum(self.seconds, 1e-12)))))
 
     @classmethod
     def of(cls, points: dict[float, float], *, grows: bool = False) -> Curve:

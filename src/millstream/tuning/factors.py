@@ -16,7 +16,7 @@ from ..errors import ForeignCalibration, InputError
 from ..master import Master
 from .curves import Curve, Step
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Factors:
     """What was measured. Letters are those of `docs/cost-models.md`.
 
     - io: c_I/O(b), loading a partition of b bytes from anywhere in R; scan: the next b bytes of a scan, read ahead
+    - handing_over: of a read that is there, over the seconds since the last one
     - steps: what the steps of the operators cost, by name
     - fill: rows that wait in H_S, as a share of its capacity
     - row_bytes, columns: the stream tuple and the columns of R that were measured with
@@ -33,6 +34,7 @@ class Factors:
     machine: str
     io: Curve
     scan: Curve
+    handing_over: Curve
     steps: dict[str, Step]
     fill: float
     row_bytes: int
@@ -66,8 +68,8 @@ class Factors:
             body: dict[str, Any] = json.loads(text)
             if body["format"] != FORMAT:
                 raise ForeignCalibration(f"{where} has format {body['format']}, not {FORMAT}; {again}")
-            body["io"] = Curve.from_json(body["io"])
-            body["scan"] = Curve.from_json(body["scan"])
+            for curve in ("io", "scan", "handing_over"):
+                body[curve] = Curve.from_json(body[curve])
             body["steps"] = {name: Step.from_json(step) for name, step in body["steps"].items()}
             body["columns"] = None if body["columns"] is None else tuple(body["columns"])
             return cls(**body)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from ..joins.base import Operator
 from ..joins.cache import entry_bytes
 from ..joins.cachejoin import CacheJoin
+from ..joins.hotfirst import KEPT, HotFirstJoin, kept_room
 from ..joins.hybridjoin import REFILL, HybridJoin, partition_segments
 from ..joins.moij import Moij
 from ..joins.xhybridjoin import XHybridJoin
@@ -173,6 +174,29 @@ class XHybridModel(HybridModel):
         split.book("non-swappable part", room)
         best, others = partitions.without_best()
         return self._steady(split, disk_buffer, others, hits=best, cached=float(rows))
+
+
+class HotFirstModel(XHybridModel):
+    """`auto` on a master by access frequency: the most popular rows stay in memory, and it sets the rest by itself."""
+
+    operator: ClassVar[type[HybridJoin]] = HotFirstJoin
+    has_buffer: ClassVar[bool] = False
+
+    def iteration(self, memory: int, disk_buffer: int) -> Iteration:
+        disk_buffer = self.default_buffer(memory)
+        split = self._split(memory, disk_buffer)
+        room = kept_room(split.free, self.setting.master, KEPT)
+        popularity = self.setting.popularity
+        kept = np.zeros(len(popularity.share))
+        if room is not None:
+            size, keys = room
+            split.book("non-swappable part", size + CacheTable.bytes_for(keys))
+            before = np.cumsum(popularity.number) - popularity.number
+            kept = np.clip((keys - before) / popularity.number, 0.0, 1.0)
+        partitions = self._partitions(disk_buffer, 1 - kept)
+        hits = popularity.served_by(kept)
+        found = self._steady(split, disk_buffer, partitions, hits=hits, cached=float(room[1]) if room else 0.0)
+        return replace(found, parameters={})
 
 
 class CacheModel(HybridModel):

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import InputError, RateUnreachable
 from ..master import Master
 from ..units import format_bytes, parse_bytes
-from .catalogue import MODELS
+from .catalogue import MODELS, model_class
 from .factors import Factors, load
 from .models import Iteration, Model
 from .setting import Setting
@@ -86,7 +86,7 @@ def model_of(algorithm: str, master: Master, factors: Factors | None, *, skew: A
     else:
         factors.check(master)
     exponent = float(skew) if isinstance(skew, int | float) else estimate_skew(skew, master=master)
-    return MODELS[algorithm](Setting(master, factors, exponent, how))
+    return model_class(algorithm, master)(Setting(master, factors, exponent, how))
 
 
 def best_buffer(model: Model, memory: int, near: int | None = None) -> int:

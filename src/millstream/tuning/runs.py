@@ -175,7 +175,7 @@ def _watched(operator: HybridJoin) -> tuple[Stopwatch, list[int]]:
     watch.time(waiting.table, "count", "probe", probed)
     watch.time(waiting.table, "remove", "expire")
     watch.time(waiting, "leave", "expire", lambda arguments, _: len(arguments[0]))
-    watch.time(operator, "_matched", "switch", lambda arguments, _: float(arguments[4].sum()))
+    watch.time(operator, "_matched", "switch", lambda arguments, _: float(arguments[3].sum()))
     watch.reset()
     return watch, held
 

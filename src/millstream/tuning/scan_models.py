@@ -13,7 +13,7 @@ import numpy as np
 
 from ..joins.ameshjoin import AdaptiveMeshJoin
 from ..joins.auto import LEAST_WAITING as AUTO_WAITING
-from ..joins.auto import PLACE_BYTES, STRETCH, STRETCH_BYTES, WAVE, AutoJoin
+from ..joins.auto import STRETCH, STRETCH_BYTES, WAVE, AutoJoin
 from ..joins.base import LEAST_SLICE, Operator
 from ..joins.cache import entry_bytes
 from ..joins.inlj import SLOT_OVERHEAD, IndexNestedLoopJoin
@@ -44,6 +44,7 @@ class MeshModel(Model):
     """MESHJOIN: 002, equations 1 to 3."""
 
     operator: ClassVar[type[Operator]] = MeshJoin
+    one_peak: ClassVar[bool] = False  # an iteration has whole reads
 
     def iteration(self, memory: int, disk_buffer: int) -> Iteration:
         split = self._split(memory, disk_buffer)
@@ -60,7 +61,12 @@ class MeshModel(Model):
         pages = max(1, self.setting.master.statistics.segments)
         room = max(self.setting.segment_bytes, max(disk_buffer, self.least_buffer) - 2 * PAGE)
         read = max(1.0, pages / max(1, math.ceil(pages * self.setting.segment_bytes / room)))
-        return max(int(read), -(-pages // max(1, memory // PACKET_BUDGET))), read
+        return self._whole_reads(max(int(read), -(-pages // max(1, memory // PACKET_BUDGET))), read, pages), read
+
+    @staticmethod
+    def _whole_reads(b: int, read: float, pages: int) -> int:
+        """The pages of an iteration that is to have about b of all pages."""
+        return b if b < int(read) else min(pages, round(round(b / read) * read))
 
     def _window(self, free: int) -> int:
         """Tuples that the window is made for."""
@@ -97,10 +103,9 @@ class MeshModel(Model):
             "c_S": tuples / split.slice_rows * steps["mesh read"](split.slice_rows, 1.0),
         }
         joining = sum(seconds[term] for term in ("c_loop, fixed", "c_H", "c_O"))
-        waited_for = waiting(
-            reads, setting.factors.scan(read * setting.segment_bytes), joining, sum(seconds.values()) - joining
-        )
-        seconds["c_I/O"] = reads * steps["mesh handing over"].fixed + waited_for
+        work = sum(seconds.values())
+        waited_for = waiting(reads, setting.factors.scan(read * setting.segment_bytes), joining, work - joining)
+        seconds["c_I/O"] = reads * setting.factors.handing_over(work / reads) + waited_for
         split.book("stream table", split.free)
         return Iteration(
             tuples=tuples,
@@ -136,7 +141,8 @@ class ReducedMeshModel(MeshModel):
     def _pages(self, memory: int, disk_buffer: int) -> tuple[int, float]:
         _, read = super()._pages(memory, disk_buffer)
         packets = min(PARTITIONS, max(1, memory // PACKET_BUDGET))
-        return max(1, -(-self.setting.master.statistics.segments // packets)), read
+        pages = max(1, self.setting.master.statistics.segments)
+        return self._whole_reads(-(-pages // packets), read, pages), read
 
 
 class BalancedModel(MeshModel):
@@ -237,11 +243,9 @@ class SweepModel(Model):
         popularity = setting.popularity
         cached = recently_used(popularity.number, popularity.share, max(0.0, keys), times=2)
         hits = popularity.served_by(cached)
-        by_frequency = setting.master.layout == "frequency"
-        ranges = 1 if by_frequency else RANGES
-        row = setting.stream_bytes + KEY_BYTES + SORT_BYTES / ranges + (PLACE_BYTES if by_frequency else 0)
-        rows = max(1.0, 2 * ranges / (ranges + 1) * max(AUTO_WAITING, waiting * free) / row)
-        segments = popularity.partitions(statistics.segments, 1 - cached, by_frequency=by_frequency)
+        row = setting.stream_bytes + KEY_BYTES + SORT_BYTES / RANGES
+        rows = max(1.0, 2 * RANGES / (RANGES + 1) * max(AUTO_WAITING, waiting * free) / row)
+        segments = popularity.partitions(statistics.segments, 1 - cached)
         missed = max(1e-9, 1 - hits)
         touched = float((segments.number * -np.expm1(-rows * segments.share / missed)).sum())
         split.book("master cache", int((1 - waiting) * free))
