@@ -27,7 +27,7 @@ from millstream.workloads import Workload, Zipf
 
 KEYS = 20_000
 STEPS = """loop probe expire output append read test hit|cachejoin switch|moij switch|stream output|mesh loop|mesh probe
-mesh output|mesh expire|mesh append|mesh read|ssbj switch|inlj row|inlj read|auto row|auto read
+mesh output|mesh expire|mesh append|mesh read|ssbj switch|inlj row|inlj read|auto row|auto hit|auto read
 auto miss"""
 
 

@@ -36,6 +36,7 @@ MAIN = "Zipf 1"
 SKEWS = ("uniform", "Zipf 0.5", "Zipf 1", "Zipf 1.5")
 BUDGETS = {0.1: tuple(WORKLOADS), 0.01: ("uniform", "Zipf 1")}
 QUICK_BUDGETS = {0.1: ("uniform", "Zipf 1", "90 % absent", "many-to-many")}
+SLOW = 2.5  # with a small budget it takes that much longer until a turn of R has been seen
 EQUAL = 0.95  # rates this close to each other are taken as equal: it is what two runs of the same operator differ by
 
 Progress = Callable[[int, int, str], None]
@@ -75,6 +76,7 @@ def cases(
         for name in names:
             workload = _sized(NAMED[WORKLOADS[name]], rows)
             main = name == MAIN and budget == 0.1
+            longer = SLOW if budget < 0.05 else 1.0
             case = Case(
                 algorithm="",
                 workload=name,
@@ -86,8 +88,8 @@ def cases(
                 multiplicity=workload.multiplicity,
                 absent=workload.absent,
                 drift=workload.drift,
-                warm_up=effort.main_warm_up if main else effort.warm_up,
-                window=effort.main_window if main else effort.window,
+                warm_up=effort.main_warm_up if main else longer * effort.warm_up,
+                window=effort.main_window if main else longer * effort.window,
                 profile=effort.profile if main else 0.0,
                 core=effort.core,
             )

@@ -17,7 +17,8 @@
 A pass over a range reads every segment at most once, however many rows wait for it, and the passes go round R as
 MESHJOIN's scan does (`sweep.py`), skipping what the index of HYBRIDJOIN shows that nobody waits for. The cache is the
 tuple-level one of CACHEJOIN and MOIJ, and memory moves between it and the waiting rows by what it earns: with a flat
-stream the rows get nearly all of it (`policy.py`). A master that fits is cached whole, segment by segment as read.
+stream the rows get nearly all of it (`policy.py`). A master that fits is cached whole, segment by segment as read, and
+a cache that has room for a good part of R is filled that way before it becomes choosy.
 
 All of this is for a master in the order of its keys; one in the order of access frequency is for `hotfirst.py`.
 
@@ -36,7 +37,7 @@ import pyarrow as pa
 from ..kernels import segments as kernel
 from ..kernels.cache_table import CacheTable
 from ..master import Master
-from ..master.reader import IN_FLIGHT, DiskBuffer
+from ..master.reader import DiskBuffer
 from .base import LEAST_SLICE, Operator
 from .cache import MasterCache, entry_bytes
 from .policy import CachePolicy
@@ -46,6 +47,8 @@ STRETCH_BYTES = 96  # of locating and joining for each row of a stretch
 LEAST_WAITING = 32 * 1024
 WAVE = 8 << 20
 STRETCH = 1 << 17  # sorted rows that are located at once
+ROOMY = 0.12  # a cache for this share of R's keys is filled with all rows that are read, asked for or not,
+FILLED = 0.85  # up to this share of its memory: what was never asked for is the first to go
 
 
 class AutoJoin(Operator):
@@ -73,6 +76,7 @@ class AutoJoin(Operator):
         self.fits = whole <= 0.85 * share
         keys = int(0.75 * share / entry_bytes(row_bytes, max(1.0, statistics.rows_per_key)))
         keys = statistics.distinct_keys + 16 if self.fits else min(keys, statistics.distinct_keys + 16)
+        self.roomy = not self.fits and keys >= ROOMY * statistics.distinct_keys
         self.cache = MasterCache(self.pages, kept, self.ledger, capacity=max(16, keys))
         self.policy = CachePolicy(self.cache, master, self.ledger, spare=self.spare, fits=self.fits)
         self.stretch = LEAST_SLICE + min(STRETCH, self.spare // (32 * STRETCH_BYTES))
@@ -203,7 +207,7 @@ class AutoJoin(Operator):
                 buffer = self.buffers[turn % len(self.buffers)]
                 turn += 1
                 part = wanted[at : at + buffer.fit(wanted[at : at + buffer.most])]
-                buffer.start(part, in_flight=IN_FLIGHT if len(self.buffers) > 1 else 0)
+                buffer.start(part, in_flight=self.reader.in_flight if len(self.buffers) > 1 else 0)
                 ahead.append((buffer, part))
                 at += len(part)
             buffer, self._wave = ahead.pop(0)
@@ -228,7 +232,7 @@ class AutoJoin(Operator):
     ) -> None:
         """Offer what was just read to the cache."""
         if self.fits:
-            self._keep_segments(numbers, rows)
+            self._keep_segments(numbers, rows, hits=1)
             absent = found == 0
             keys, first, found, waiting = keys[absent], first[absent], found[absent], waiting[absent]
         limit = self._cache_limit()
@@ -236,14 +240,16 @@ class AutoJoin(Operator):
             self._share -= self.cache.grow(limit)  # rows are smaller than the statistics let expect
             limit = self._cache_limit()
         self.policy.offer(keys, first, found, waiting, limit)
+        if self.roomy and self.cache.bytes < FILLED * limit and self.cache.table.room > int(rows.sum()):
+            self._keep_segments(numbers, rows, hits=0)
 
     def _cache_limit(self) -> int:
         """Bytes that the cache's pages may take now; a part stays free to clean pages in."""
         reserve = self.waiting.bytes if self.fits else max(self.waiting.bytes, self._waiting_share)
         return self._share - self._share // 20 - reserve
 
-    def _keep_segments(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Cache all rows of segments, for a master that fits."""
+    def _keep_segments(self, numbers: np.ndarray, rows: np.ndarray, *, hits: int) -> None:
+        """Cache all rows of segments, as if each had been asked for so often."""
         node = self.key_node
         total = int(rows.sum())
         keys, first, counts = (np.empty(total, dtype=np.int64) for _ in range(3))
@@ -254,7 +260,7 @@ class AutoJoin(Operator):
         _, known = self.cache.probe(keys)
         new = known < 0
         self.cache.admit(
-            keys[new], first[new], counts[new], np.ones(int(new.sum()), dtype=np.int32), self._cache_limit()
+            keys[new], first[new], counts[new], np.full(int(new.sum()), hits, dtype=np.int32), self._cache_limit()
         )
 
 

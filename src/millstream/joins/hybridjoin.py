@@ -28,7 +28,7 @@ import pyarrow as pa
 from ..kernels import segments as kernel
 from ..kernels.stream_table import StreamTable
 from ..master import Master
-from ..master.reader import IN_FLIGHT, PAGE, DiskBuffer
+from ..master.reader import PAGE, DiskBuffer
 from ..units import parse_bytes
 from .base import Operator, Remaining
 from .waiting import SLACK, WaitingRows
@@ -248,7 +248,7 @@ class HybridJoin(Operator):
         wanted = np.unique(segments[there])
         while len(wanted):
             part = wanted[: self.buffer.fit(wanted[: self.buffer.most])]
-            yield from self._join(*self._load(part, in_flight=IN_FLIGHT))
+            yield from self._join(*self._load(part, in_flight=self.reader.in_flight))
             wanted = wanted[len(part) :]
         yield from self._give_up(keys)
 

@@ -100,20 +100,25 @@ class SweptRows:
         return WaitingPage(number, np.ascontiguousarray(keys), size)
 
     def _settle(self) -> None:
-        """Sort the staged rows into the ranges, if they are enough to be worth it and there is room to copy them."""
-        rows = sum(len(page.keys) for page in self.staged)
-        if rows < LEAST_SETTLED * len(self.ranges) or 2 * self._staged_bytes > self.ledger.free:
-            return
-        keys, refs = joined(self.staged)
-        order = np.argsort(keys)
-        keys, refs = keys[order], refs[order]
-        cuts = [0, *np.searchsorted(keys, self.bounds).tolist(), len(keys)]
-        for place, (low, high) in enumerate(itertools.pairwise(cuts)):
-            if high > low:
-                plan = self.stream.measure(refs[low:high], self.columns)
-                self.ranges[place].append(self._page(plan, keys[low:high], SORT_BYTES // len(self.ranges)))
-        self._free(self.staged)
-        self.staged, self._staged_bytes = [], 0
+        """Sort staged rows into the ranges, as many at a time as there is room to copy, if they are enough for it."""
+        while True:
+            some, size = 0, 0
+            while some < len(self.staged) and 2 * (size + self.staged[some].size) <= self.ledger.free:
+                size += self.staged[some].size
+                some += 1
+            pages = self.staged[:some]
+            if sum(len(page.keys) for page in pages) < LEAST_SETTLED * len(self.ranges):
+                return
+            keys, refs = joined(pages)
+            order = np.argsort(keys)
+            keys, refs = keys[order], refs[order]
+            cuts = [0, *np.searchsorted(keys, self.bounds).tolist(), len(keys)]
+            for place, (low, high) in enumerate(itertools.pairwise(cuts)):
+                if high > low:
+                    plan = self.stream.measure(refs[low:high], self.columns)
+                    self.ranges[place].append(self._page(plan, keys[low:high], SORT_BYTES // len(self.ranges)))
+            self._free(pages)
+            self.staged, self._staged_bytes = self.staged[some:], self._staged_bytes - size
 
     def take(self) -> list[WaitingPage]:
         """The pages of the next range that has rows, or what is staged when no range has any; to be released."""

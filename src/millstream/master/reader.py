@@ -23,6 +23,7 @@ PAGE = 4096
 GAP = PAGE // 2  # reading over a gap this small is cheaper than a second read
 DIRECT_GAP = 32 * 1024  # where each read goes to the disk
 IN_FLIGHT = 4
+IN_FLIGHT_CACHED = 2  # through the page cache a read is mostly work of the processor
 
 
 _FAULTS = {
@@ -66,6 +67,11 @@ class SegmentReader:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="millstream-read")
         return self._pool
+
+    @property
+    def in_flight(self) -> int:
+        """Reads at a time that pay."""
+        return IN_FLIGHT_CACHED if self.store.local and not self.direct else IN_FLIGHT
 
     @property
     def gap(self) -> int:

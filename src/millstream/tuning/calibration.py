@@ -61,7 +61,7 @@ def calibrate(
         runs.hybrid_joins(0.2 * seconds)
         if not number:
             index_nested_loop(runs, 0.03 * seconds)
-            sweeps(runs, 0.1 * seconds)
+            sweeps(runs, 0.3 * seconds)
     runs.hybrids.file(runs.samples)
     reads.close()
     scan, handing_over = scans.factors()
@@ -87,7 +87,7 @@ def calibrate(
 class _Steps:
     """Counts the parts of a calibration for whoever watches."""
 
-    TOTAL = 56
+    TOTAL = 60
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress = progress

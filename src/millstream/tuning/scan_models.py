@@ -26,7 +26,7 @@ from ..joins.sweep import KEY_BYTES, RANGES, SORT_BYTES
 from ..kernels.cache_table import CacheTable
 from ..kernels.window_table import BUCKET_BYTES, TUPLE_BYTES, WindowTable
 from ..master.cycle import SegmentCycle
-from .models import Iteration, Model, fewer
+from .models import CacheModel, Iteration, Model, fewer
 from .popularity import Floats, recently_used
 from .setting import PAGE, Split, buffer_bytes
 
@@ -222,24 +222,32 @@ class SweepModel(Model):
         buffers = 2 if 2 * (wave + PAGE) < split.free // 3 else 1
         split.book("disk buffer", buffers * buffer_bytes(wave))
         share = split.free - spare // 12
+        keys = statistics.distinct_keys + 16
+        whole = 1.05 * statistics.rows * setting.kept_bytes + CacheTable.bytes_for(keys) + (2 << 20)
+        fits = whole <= 0.85 * share
+        if not fits:
+            per_key = entry_bytes(setting.kept_bytes, max(1.0, statistics.rows_per_key))
+            keys = max(16, min(keys, int(0.75 * share / per_key)))
+            split.book(
+                "frequency sketch", 1 << max(7, int(min(spare // 24, 4 * statistics.distinct_keys)).bit_length() - 1)
+            )
+        split.book("master cache", CacheTable.bytes_for(keys))
         split.book("stretch", (LEAST_SLICE + min(STRETCH, spare // (32 * STRETCH_BYTES))) * STRETCH_BYTES)
-        table = CacheTable.bytes_for(statistics.distinct_keys + 16)
-        whole = 1.05 * statistics.rows * setting.kept_bytes + table + (2 << 20)
-        if whole <= 0.85 * share:
-            split.book("master cache", int(whole))
+        if fits:
+            split.book("master cache", int(whole) - CacheTable.bytes_for(keys))
             split.book("stream table", split.free)
             return self._made(split, 1.0, 0.0, 0.0, 0.0)
-        found = [self._shared(split, waiting, wave) for waiting in SHARES]
+        found = [self._shared(split, waiting, wave, keys) for waiting in SHARES]
         return max(found, key=lambda one: one.rate)
 
-    def _shared(self, split: Split, waiting: float, wave: int) -> Iteration:
+    def _shared(self, split: Split, waiting: float, wave: int, places: int) -> Iteration:
         """The steady state when waiting rows have that share of the memory."""
         setting = self.setting
         statistics = setting.master.statistics
         split = Split(split.memory, dict(split.components), split.slice_rows)
         free = split.free
-        per_key = entry_bytes(setting.kept_bytes, max(1.0, statistics.rows_per_key))
-        keys = min(float(statistics.distinct_keys), (1 - waiting - 1 / 12) * free / per_key)
+        per_key = CacheModel.page_waste * setting.kept_bytes * max(1.0, statistics.rows_per_key)
+        keys = min(float(places), (1 - waiting - 1 / 20) * free / per_key)
         popularity = setting.popularity
         cached = recently_used(popularity.number, popularity.share, max(0.0, keys), times=2)
         hits = popularity.served_by(cached)
@@ -250,16 +258,18 @@ class SweepModel(Model):
         touched = float((segments.number * -np.expm1(-rows * segments.share / missed)).sum())
         split.book("master cache", int((1 - waiting) * free))
         split.book("stream table", split.free)
-        waves = max(1.0, touched * setting.segment_bytes / wave)
+        waves = max(float(RANGES), touched * setting.segment_bytes / wave)
         return self._made(split, hits, rows, touched, waves)
 
     def _made(self, split: Split, hits: float, rows: float, touched: float, waves: float) -> Iteration:
         """A round of the sweep in which `rows` rows that waited are resolved."""
         steps = self.setting.factors.steps
         tuples = rows / max(1e-9, 1 - hits) if rows else float(split.slice_rows)
+        slices = tuples / split.slice_rows
         seconds = {
-            "c_S + c_N + c_O": tuples / split.slice_rows * steps["auto row"](split.slice_rows, 1),
-            "c_A + c_H + c_O": waves * steps["auto miss"].fixed + rows * steps["auto miss"].each(1),
-            "c_I/O": waves * steps["auto read"].fixed + touched * steps["auto read"].each(1),
+            "c_S + c_N": slices * steps["auto row"](split.slice_rows, split.memory),
+            "c_O of hits": slices * steps["auto hit"].fixed + hits * tuples * steps["auto hit"].each(split.memory),
+            "c_A + c_H + c_O": waves * steps["auto miss"].fixed + rows * steps["auto miss"].each(split.memory),
+            "c_I/O": waves * steps["auto read"].fixed + touched * steps["auto read"].each(split.memory),
         }
         return Iteration(tuples, hits, seconds, split.components)

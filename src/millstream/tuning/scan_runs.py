@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import pyarrow as pa
 
 from .. import joins
 from ..joins.auto import AutoJoin
+from ..joins.base import Operator
 from ..joins.inlj import IndexNestedLoopJoin
 from ..joins.scanjoin import ScanJoin
 from ..master.cycle import SegmentCycle
 from .curves import Curve, Sample
-from .runs import Fastest, Run, Runs, best_run, fill, run, work
+from .runs import LONGEST_FILLING, Fastest, Run, Runs, best_run, fill, run, work
 from .sample_stream import BATCH_ROWS
 from .scan_models import waiting
 from .stopwatch import Stopwatch
@@ -153,24 +157,38 @@ def sweeps(runs: Runs, seconds: float) -> None:
     """`auto`: what a row costs on arrival, and what one that waits costs more, apart from waiting for reads."""
     if runs.master.layout == "frequency":
         return  # there it is an index join
-    for budget in runs.budgets[:2]:
+    todo = [(budget, skew) for budget in runs.budgets for skew in (0.0, 1.0)]
+    for budget, skew in todo:
         runs.say(f"running auto with {budget / 1e6:.3g} MB")
         operator = joins.create("auto", runs.master, on=runs.master.key, memory=budget, columns=runs.columns)
         assert isinstance(operator, AutoJoin)
-        stream = runs.stream.batches(1.0)
+        stream = runs.stream.batches(skew)
         work(operator.process(next(stream)))
-        run(operator, stream, 0.2 * seconds)
+        _sweep(operator, stream, 0.6 * seconds / len(todo))
         watch = Stopwatch()
         watch.time(operator, "process", "auto row")
         watch.time(operator, "_arrive", "auto row", lambda arguments, _: len(arguments[0]))
         watch.time(operator.waiting, "add", "auto miss", lambda _, taken: taken)
         watch.time(operator, "_pass", "auto miss")
+        watch.time(operator, "_resolve", "output", lambda arguments, _: len(arguments[0]), inside="auto row")
         for buffer in operator.buffers:
             watch.time(buffer, "finish", "auto read", lambda _, found: len(found[0]))
-        best_run(operator, stream, watch, 0.3 * seconds)
-        read, miss = watch.sample("auto read", 1.0), watch.sample("auto miss", 1.0)
-        runs.samples["auto row"].append(watch.sample("auto row", 1.0))
+        watch.reset()
+        _sweep(operator, stream, 0.4 * seconds / len(todo))
+        size = float(budget)
+        read, miss, output = (watch.sample(step, size) for step in ("auto read", "auto miss", "output"))
+        runs.samples["auto row"].append(watch.sample("auto row", size))
+        runs.samples["auto hit"].append(watch.sample("auto row.output", size))
         runs.samples["auto read"].append(read)
         # a row that waits costs something for itself and something for its wave
-        runs.samples["auto miss"].append(Sample(1.0, read.calls, miss.tuples, miss.seconds))
+        runs.samples["auto miss"].append(Sample(size, read.calls, miss.tuples, miss.seconds + output.seconds))
         operator.close()
+
+
+def _sweep(operator: Operator, stream: Iterator[pa.RecordBatch], seconds: float) -> None:
+    """Run for some seconds, up to the end of a pass: rows come in between passes, and are resolved in one."""
+    begun = time.perf_counter()
+    run(operator, stream, seconds)
+    passes = operator.stats.iterations
+    while operator.stats.iterations == passes and time.perf_counter() - begun < LONGEST_FILLING:
+        work(operator.process(next(stream)))
