@@ -56,14 +56,20 @@ class HotFirstJoin(XHybridJoin):
             self._split_anew(MOST_KEPT, max(min(LEAST_ROOM, self.waiting.table.capacity // 8), ROOMY * rows))
 
     def _split_anew(self, kept: float, rows: int) -> None:
-        """Give the non-swappable part another share of the memory; nothing waits. At least so many rows can."""
-        capacity = self.waiting.table.capacity
-        per_row = 2.0 * self.waiting.row_bytes + StreamTable.bytes_for(1 << 16) / (1 << 16)
-        if kept > KEPT and 2 * rows > capacity:
-            return
+        """Give the non-swappable part another share of the memory; nothing waits. At least so many rows can.
+
+        A larger part must be worth it: it is read anew.
+        """
+        booked, reserve = self.ledger.components, 0
+        if kept > KEPT:
+            per_row = 2.0 * self.waiting.row_bytes + StreamTable.bytes_for(1 << 16) / (1 << 16)
+            reserve = int(rows * per_row) + LEAST_WAITING_BYTES
+            free = self.ledger.free + booked[self.waiting.component] + booked.get("non-swappable part", 0)
+            larger = kept_room(free - reserve, self.master, kept)
+            if larger is None or larger[0] < 1.5 * (self.room[0] if self.room else 0):
+                return
         self.kept = kept
         self._let_go()
-        reserve = int(rows * per_row) + LEAST_WAITING_BYTES if kept > KEPT else 0
         self.ledger.book(self.waiting.component, reserve)
         self._make_memory()
         self.ledger.book(self.waiting.component, 0)
