@@ -58,8 +58,10 @@ def calibrate(
     scans = ScanRuns(runs)
     for number in range(ROUNDS):
         scans.round(0.15 * seconds)
-        runs.hybrid_joins(0.2 * seconds)
-        if not number:
+        runs.hybrid_joins(0.12 * seconds)
+        if number:
+            runs.caches(0.4 * seconds)
+        else:
             index_nested_loop(runs, 0.03 * seconds)
             sweeps(runs, 0.3 * seconds)
     runs.hybrids.file(runs.samples)
@@ -87,7 +89,7 @@ def calibrate(
 class _Steps:
     """Counts the parts of a calibration for whoever watches."""
 
-    TOTAL = 60
+    TOTAL = 52
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress = progress

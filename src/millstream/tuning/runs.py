@@ -101,16 +101,28 @@ class Runs:
         return Curve(alone.sizes, tuple(inside.tolist()), alone.grows)
 
     def hybrid_joins(self, seconds: float) -> None:
-        """A round of HYBRIDJOIN over memory and disk buffer, and of CACHEJOIN and MOIJ for what the cache costs."""
-        todo = [("hybridjoin", budget, buffer) for budget in self.budgets for buffer in self.buffers]
-        for name in ("cachejoin", "moij"):
-            todo += [(name, budget, buffer) for budget in self.budgets[:2] for buffer in self.buffers[1:]]
-        for name, budget, buffer in todo:
-            if 4 * buffer < budget:
-                self.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
-                self.hybrids.note((name, budget, buffer), self._hybrid(name, budget, buffer, seconds / len(todo)))
+        """A round of HYBRIDJOIN over memory and disk buffer."""
+        todo = [(budget, buffer) for budget in self.budgets for buffer in self.buffers if 4 * buffer < budget]
+        for budget, buffer in todo:
+            self._note("hybridjoin", budget, buffer, seconds / len(todo), warm_up=0.0)
 
-    def _hybrid(self, name: str, budget: int, disk_buffer: int, seconds: float) -> Run:
+    def caches(self, seconds: float) -> None:
+        """CACHEJOIN and MOIJ for what the cache costs: only a cache that is full shows it."""
+        todo = [
+            (name, budget, buffer)
+            for name in ("cachejoin", "moij")
+            for budget in self.budgets[:2]
+            for buffer in self.buffers[1:]
+            if 4 * buffer < budget
+        ]
+        for name, budget, buffer in todo:
+            self._note(name, budget, buffer, 0.4 * seconds / len(todo), warm_up=0.6 * seconds / len(todo))
+
+    def _note(self, name: str, budget: int, buffer: int, seconds: float, *, warm_up: float) -> None:
+        self.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
+        self.hybrids.note((name, budget, buffer), self._hybrid(name, budget, buffer, seconds, warm_up))
+
+    def _hybrid(self, name: str, budget: int, disk_buffer: int, seconds: float, warm_up: float) -> Run:
         operator = joins.create(
             name, self.master, on=self.master.key, memory=budget, columns=self.columns, disk_buffer=disk_buffer
         )
@@ -121,7 +133,7 @@ class Runs:
         )
         work(operator.process(next(stream)))  # makes H_S
         fill(operator, stream)
-        run(operator, stream, 0.5 * seconds)
+        run(operator, stream, max(warm_up, 0.5 * seconds))
         watch, held = _watched(operator)
         rows, took = best_run(
             operator, stream, watch, 0.5 * seconds, lambda: (operator.stats.rows_in, time.perf_counter())
