@@ -60,7 +60,7 @@ def calibrate(
         scans.round(0.15 * seconds)
         runs.hybrid_joins(0.12 * seconds)
         if number:
-            runs.caches(0.4 * seconds)
+            runs.caches(0.6 * seconds)
         else:
             index_nested_loop(runs, 0.03 * seconds)
             sweeps(runs, 0.3 * seconds)

@@ -115,8 +115,11 @@ class Runs:
             for buffer in self.buffers[1:]
             if 4 * buffer < budget
         ]
-        for name, budget, buffer in todo:
-            self._note(name, budget, buffer, 0.4 * seconds / len(todo), warm_up=0.6 * seconds / len(todo))
+        longest = max(budget for _, budget, _ in todo) if todo else 0
+        shares = [0.25 if budget < longest else 1.0 for _, budget, _ in todo]
+        for (name, budget, buffer), share in zip(todo, shares, strict=True):
+            mine = seconds * share / sum(shares)
+            self._note(name, budget, buffer, 0.25 * mine, warm_up=0.75 * mine)
 
     def _note(self, name: str, budget: int, buffer: int, seconds: float, *, warm_up: float) -> None:
         self.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
@@ -148,7 +151,9 @@ class Runs:
         else:
             assert isinstance(operator, CacheJoin)
             cached = self.filed(f"{name} cache", budget, operator.cache.table.capacity)
-            seen = {"test": "test", "hit": "test.output", f"{name} switch": "switch"}
+            seen = {"test": "test", "hit": "test.output"}
+            if not small:  # looking through a table costs every iteration the more the larger it is
+                seen[f"{name} switch"] = "switch"
             samples = [(step, watch.sample(timed, cached)) for step, timed in seen.items()]
         operator.close()
         return Run(rows / took, samples)
