@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -93,6 +94,9 @@ def test_small_micro_batches_leave_the_memory_to_the_hottest_rows(by_frequency: 
     _run(operator, itertools.islice(stream, 1), drained=False)
     assert operator.stats.cached_rows <= 1.1 * rows
     assert operator.ledger.peak <= operator.ledger.budget
+    # and the memory of parts that were given up is free
+    owners = {id(owner): owner for owner in operator.pages.owners if isinstance(owner, np.ndarray)}
+    assert sum(owner.nbytes for owner in owners.values()) < operator.ledger.budget // 2
 
 
 def test_a_master_by_frequency_that_fits_is_read_once(by_frequency: Master) -> None:

@@ -64,6 +64,8 @@ class XHybridJoin(HybridJoin):
 
     def _let_go(self) -> None:
         """Give up the non-swappable part."""
+        if self.kept_part is not None:
+            self.kept_part.release()
         self.table = self.kept_part = self.room = None
         self.stats.cached_rows = 0
         self.ledger.book("non-swappable part", 0)

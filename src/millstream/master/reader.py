@@ -300,6 +300,12 @@ class DiskBuffer:
         self.bytes_read += int(runs.length.sum())
         return numbers, counts
 
+    def release(self) -> None:
+        """Give the memory back; pages that were loaded are gone."""
+        for number in self._numbers.tolist():
+            self.pages.release(number)
+        self._numbers = self._numbers[:0]
+
     def load(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Read segments now."""
         self.start(wanted)
