@@ -35,9 +35,10 @@ def test_the_cache_outlives_a_drained_batch(master: Master) -> None:
     assert sum(hits[-5:]) / 5 > 0.6
 
 
-def test_a_sweep_serves_more_rows_than_fit_at_once(master: Master) -> None:
+@pytest.mark.parametrize("share", [4, 8])
+def test_a_sweep_serves_more_rows_than_fit_at_once(master: Master, share: int) -> None:
     """A round over R serves nearly twice the rows that fit: the bytes read for each row show it."""
-    operator = joins.create("auto", master, on="product_id", memory=master.statistics.bytes // 4)
+    operator = joins.create("auto", master, on="product_id", memory=master.statistics.bytes // share)
     held = []
     for batch in Workload(keys=KEYS, exponent=0.0).stream(400_000):
         held.extend(operator.waiting.rows for _ in operator.process(batch))
@@ -54,6 +55,16 @@ def test_a_master_that_fits_is_read_once(master: Master) -> None:
             pass
     assert operator.stats.segments_read <= master.statistics.segments
     assert operator.stats.bytes_read < 1.2 * master.statistics.bytes
+
+
+def test_a_cache_for_a_good_part_of_r_fills_with_all_that_is_read(master: Master) -> None:
+    operator = joins.create("auto", master, on="product_id", memory=int(0.6 * master.statistics.bytes))
+    asked: set[int] = set()
+    for batch in itertools.islice(Workload(keys=KEYS).stream(1 << 30, batch_rows=2_000), 4):
+        _run(operator, [batch], drained=True)
+        asked.update(batch["product_id"].to_pylist())
+    assert operator.stats.cached_rows > 3 * len(asked)
+    assert operator.ledger.peak <= operator.ledger.budget
 
 
 @pytest.fixture(scope="module")

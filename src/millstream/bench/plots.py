@@ -145,17 +145,19 @@ def default_buffer(results: TuningResults, file: Path) -> Path:
 
 def buffer_curves(curves: Sequence[BufferCurve], file: Path) -> Path:
     """Predicted rate over the size of the disk buffer, with default and optimum marked."""
-    figure, axes = _pyplot().subplots(figsize=(7.2, 4.6))
+    figure, axes = _pyplot().subplots(figsize=(8.4, 4.6))
     for curve in curves:
-        (line,) = axes.plot([b / 1e6 for b in curve.buffers], curve.rates, label=curve.algorithm)
-        axes.plot(curve.optimum[0] / 1e6, curve.optimum[1], "o", color=line.get_color(), markersize=7)
-        axes.plot(curve.default[0] / 1e6, curve.default[1], "|", color=line.get_color(), markersize=16, mew=2)
+        (line,) = axes.plot(
+            [b / 1e6 for b in curve.buffers], [rate / 1000 for rate in curve.rates], label=curve.algorithm
+        )
+        axes.plot(curve.optimum[0] / 1e6, curve.optimum[1] / 1000, "o", color=line.get_color(), markersize=7)
+        axes.plot(curve.default[0] / 1e6, curve.default[1] / 1000, "|", color=line.get_color(), markersize=16, mew=2)
     axes.plot([], [], "o", color="grey", label="optimum")
     axes.plot([], [], "|", color="grey", markersize=12, mew=2, label="default")
-    axes.set(xscale="log", xlabel="disk buffer, MB", ylabel="predicted tuples per second")
+    axes.set(xscale="log", xlabel="disk buffer, MB", ylabel="predicted, 1000 tuples per second")
     axes.set_ylim(bottom=0)
     axes.grid(visible=True, which="major", alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _save(figure, file)
 
 

@@ -72,9 +72,9 @@ class XHybridJoin(HybridJoin):
 
     def _served(self, segments: np.ndarray, rows: np.ndarray) -> None:
         if self.table is None and self.room:
-            homes = segments // partition_segments(self.master, self.disk_buffer)
-            for home, served in zip(homes.tolist(), rows.tolist(), strict=True):
-                self.popularity[home] = self.popularity.get(home, 0) + served
+            homes, which = np.unique(segments // partition_segments(self.master, self.disk_buffer), return_inverse=True)
+            for home, served in zip(homes.tolist(), np.bincount(which, rows).tolist(), strict=True):
+                self.popularity[home] = self.popularity.get(home, 0) + int(served)
 
     def _fill_kept_part(self) -> None:
         """Load the most popular partition, as soon as it is known which that is."""
@@ -83,7 +83,7 @@ class XHybridJoin(HybridJoin):
         if not len(self.reader.index):
             return
         if self.master.layout == "frequency":
-            wanted = np.arange(len(self.reader.index), dtype=np.int64)
+            wanted = np.arange(min(len(self.reader.index), 2 * rows), dtype=np.int64)  # a segment has a key at least
         elif self.stats.rows_in > 2 * self.waiting.table.capacity and self.popularity:
             best = max(self.popularity, key=self.popularity.__getitem__)
             wanted = self._partition(best * partition_segments(self.master, self.disk_buffer))

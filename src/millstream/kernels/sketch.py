@@ -12,7 +12,12 @@ class FrequencySketch:
     """Counts keys, never too low but for the ceiling of 255, a little too high when keys collide."""
 
     def __init__(self, size: int) -> None:
-        self.counters = np.zeros((2, 1 << max(6, int(size).bit_length() - 2)), dtype=np.uint8)
+        self.counters = np.zeros((2, self.bytes_for(size) // 2), dtype=np.uint8)
+
+    @staticmethod
+    def bytes_for(size: int) -> int:
+        """Memory of a sketch that may have so many bytes: a power of two."""
+        return 1 << max(7, int(size).bit_length() - 1)
 
     @property
     def nbytes(self) -> int:

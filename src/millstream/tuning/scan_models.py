@@ -24,6 +24,7 @@ from ..joins.scanjoin import LEAST_BYTES, LEAST_ROWS, PACKET_BUDGET
 from ..joins.ssbj import CACHE_SHARE, SemiStreamBalancedJoin
 from ..joins.sweep import KEY_BYTES, RANGES, SORT_BYTES
 from ..kernels.cache_table import CacheTable
+from ..kernels.sketch import FrequencySketch
 from ..kernels.window_table import BUCKET_BYTES, TUPLE_BYTES, WindowTable
 from ..master.cycle import SegmentCycle
 from .models import CacheModel, Iteration, Model, fewer
@@ -228,9 +229,8 @@ class SweepModel(Model):
         if not fits:
             per_key = entry_bytes(setting.kept_bytes, max(1.0, statistics.rows_per_key))
             keys = max(16, min(keys, int(0.75 * share / per_key)))
-            split.book(
-                "frequency sketch", 1 << max(7, int(min(spare // 24, 4 * statistics.distinct_keys)).bit_length() - 1)
-            )
+            sketch = min(spare // 24, 4 * statistics.distinct_keys)
+            split.book("frequency sketch", FrequencySketch.bytes_for(sketch))
         split.book("master cache", CacheTable.bytes_for(keys))
         split.book("stretch", (LEAST_SLICE + min(STRETCH, spare // (32 * STRETCH_BYTES))) * STRETCH_BYTES)
         if fits:
