@@ -25,7 +25,7 @@ BUFFERS = (128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
 BUDGET = 0.05  # of R, for rates over the disk buffer
 BUDGETS = (20_000_000, 40_000_000, 80_000_000, 160_000_000, 320_000_000)
 RATED = ("meshjoin", "hybridjoin", "moij")
-RATED_MEMORY = 12_000_000  # a memory that limits the rate: with much more, a little less costs nearly nothing
+RATED_MEMORIES = (12_000_000, 20_000_000, 40_000_000)  # whose rates are asked for
 ROWS = 3_500_000
 ERROR, LOSS, SUSTAINED, LESS = 0.15, 0.03, 0.9, 0.7
 ROUNDS = 2  # of everything, one after the other; the fastest counts. Once from disk
@@ -67,13 +67,19 @@ class Point:
 
 @dataclass(frozen=True)
 class Rated:
-    """Memory planned for a rate, the rate measured with it, and the one measured with less of it."""
+    """Memory planned for a rate, the rate measured with it, and those predicted and measured with less of it."""
 
     algorithm: str
     asked: float
     memory: int
     measured: float
+    predicted_less: float
     with_less: float
+
+    @property
+    def flat(self) -> bool:
+        """Whether the model says itself that less memory is about as good: nothing can then be said with less."""
+        return self.predicted_less >= SUSTAINED * self.asked
 
 
 class Bench:
@@ -199,7 +205,8 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
     bench = Bench(data, rows, effort, direct=False)
     settings = [one for name in ALGORITHMS for one in bench.over_buffers(name, buffers)]
     settings += [one for budget in budgets for one in bench.default_and_optimum("meshjoin", budget)]
-    settings += [one for name in rated for one in bench.rated(name, RATED_MEMORY)]
+    asked = [(name, memory) for name in rated for memory in (RATED_MEMORIES[:1] if quick else RATED_MEMORIES)]
+    settings += [one for name, memory in asked for one in bench.rated(name, memory)]
     settings += bench.others()
     points = iter(bench.points(settings, 1 if quick else ROUNDS))
     disk = Bench(data, rows, effort, direct=True)
@@ -207,14 +214,14 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
     return Results(
         over_buffers=[next(points) for _ in range(len(ALGORITHMS) * len(buffers))],
         defaults=[(next(points), next(points)) for _ in budgets],
-        rated=[_rated(next(points), next(points)) for _ in rated],
+        rated=[_rated(next(points), next(points)) for _ in asked],
         others=list(points),
         from_disk=disk.points(over_disk, 1),
     )
 
 
 def _rated(planned: Point, less: Point) -> Rated:
-    return Rated(planned.algorithm, planned.predicted, planned.memory, planned.measured, less.measured)
+    return Rated(planned.algorithm, planned.predicted, planned.memory, planned.measured, less.predicted, less.measured)
 
 
 def checks(results: Results, *, full: bool) -> list[Check]:
@@ -234,8 +241,10 @@ def checks(results: Results, *, full: bool) -> list[Check]:
     for one in results.rated:
         what = f"{one.algorithm}: memory planned for {one.asked:,.0f} tuples/s, {format_bytes(one.memory)}"
         share, less = one.measured / one.asked, one.with_less / one.asked
-        passed = (share >= SUSTAINED and less < SUSTAINED) if full else None
+        passed = (share >= SUSTAINED and (one.flat or less < SUSTAINED)) if full else None
         target = f">= {SUSTAINED:.0%} with it, < {SUSTAINED:.0%} with {LESS:.0%} of it"
+        if one.flat:
+            target = f">= {SUSTAINED:.0%} with it; {one.predicted_less / one.asked:.0%} predicted with {LESS:.0%} of it"
         found.append(Check(what, f"{share:.0%}; {less:.0%} with {LESS:.0%} of it", target, passed))
     return found
 

@@ -110,8 +110,8 @@ def _fitting(table, refs, spec, state, rows):
     for c in range(spec.shape[0]):
         if spec[c, _KIND] == _OF_BYTES:
             room = state[c, _ROOM] - state[c, _USED]
-            ends = np.empty(n + 1, dtype=np.int64)
-            if gather_lengths(table, spec[c, _FIRST] + 1, spec[c, _WIDTH], refs[:n], ends) > room:
+            starts, ends = np.empty(n, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
+            if gather_lengths(table, spec[c, _FIRST] + 1, spec[c, _WIDTH], refs[:n], starts, ends) > room:
                 n = max(0, np.searchsorted(ends, room, side="right") - 1)
     return n
 
@@ -122,12 +122,13 @@ def _append(table, refs, spec, state, at, room):
     texts = 0
     for c in range(spec.shape[0]):
         texts += spec[c, _KIND] == _OF_BYTES
-    ends = np.empty((texts, n + 1), dtype=np.int64)
+    starts, ends = np.empty((texts, n), dtype=np.int64), np.empty((texts, n + 1), dtype=np.int64)
     texts = 0
     for c in range(spec.shape[0]):
         if spec[c, _KIND] == _OF_BYTES:
             left = state[c, _ROOM] - state[c, _USED]
-            if gather_lengths(table, spec[c, _FIRST] + 1, spec[c, _WIDTH], refs[:n], ends[texts, : n + 1]) > left:
+            first, width = spec[c, _FIRST] + 1, spec[c, _WIDTH]
+            if gather_lengths(table, first, width, refs[:n], starts[texts, :n], ends[texts, : n + 1]) > left:
                 n = max(0, np.searchsorted(ends[texts, : n + 1], left, side="right") - 1)
             texts += 1
     refs = refs[:n]
@@ -142,7 +143,7 @@ def _append(table, refs, spec, state, at, room):
             _bit_bytes(table, first + 1, refs, state[c, _DATA] + at)
         else:
             used = state[c, _USED]
-            gather_bytes(table, first + 1, width, refs, ends[texts, : n + 1], state[c, _BYTES] + used)
+            gather_bytes(table, first + 2, refs, starts[texts, :n], ends[texts, : n + 1], state[c, _BYTES] + used)
             for i in range(n + 1):
                 if width == 4:
                     store_i32(state[c, _DATA] + 4 * (at + i), ends[texts, i] + used)

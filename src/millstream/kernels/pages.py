@@ -148,18 +148,15 @@ class Gathering:
         elif node.kind == BITS:
             self.nbytes += n // 8 + 8
         elif node.kind == VARLEN:
-            ends = np.empty(n + 1, dtype=np.int64)
-            total = gather.gather_lengths(self.table, node.first + 1, node.width, refs, ends)
-            self.nbytes += total + (n + 1) * (8 + node.width)
-            self._passing += (n + 1) * (8 if node.width == 4 else node.width)
-            return ends
+            starts, ends, total = self._offsets(node, refs)
+            self.nbytes += total
+            return starts, ends
         elif node.kind == LIST:
-            ends = np.empty(n + 1, dtype=np.int64)
-            total = gather.gather_lengths(self.table, node.first + 1, node.width, refs, ends)
-            self.nbytes += total * 8 + (n + 1) * (8 + node.width)
-            self._passing += total * 8 + (n + 1) * (8 if node.width == 4 else node.width)
+            starts, ends, total = self._offsets(node, refs)
             children = np.empty(total, dtype=np.int64)
-            gather.gather_children(self.table, node.first + 1, node.width, refs, ends, children)
+            self.nbytes += children.nbytes
+            self._passing += children.nbytes
+            gather.gather_children(refs, starts, ends, children)
             return ends, children, self._measure(node.children[0], children)
         elif node.kind == REPEAT:
             children = np.empty(n * node.width, dtype=np.int64)
@@ -170,6 +167,15 @@ class Gathering:
         elif node.kind == STRUCT:
             return [self._measure(child, refs) for child in node.children]
         return None
+
+    def _offsets(self, node: Node, refs: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Where the values or items of rows lie in their pages, where they will lie, and how many there are."""
+        n = len(refs)
+        starts, ends = np.empty(n, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
+        total = gather.gather_lengths(self.table, node.first + 1, node.width, refs, starts, ends)
+        self.nbytes += starts.nbytes + ends.nbytes + (n + 1) * node.width
+        self._passing += starts.nbytes + (ends.nbytes if node.width == 4 else (n + 1) * node.width)
+        return starts, ends, total
 
     def columns(self) -> list[pa.Array]:
         """The collected columns, in buffers of their own."""
@@ -191,9 +197,10 @@ class Gathering:
             gather.gather_bits(self.table, node.first + 1, refs, data)
             return pa.Array.from_buffers(node.type, n, [bits, pa.py_buffer(data)], nulls)
         if node.kind == VARLEN:
-            data = np.empty(int(plan[-1]), dtype=np.uint8)
-            gather.gather_bytes(self.table, node.first + 1, node.width, refs, plan, data.ctypes.data)
-            return pa.Array.from_buffers(node.type, n, [bits, _offsets(plan, node.width), pa.py_buffer(data)], nulls)
+            starts, ends = plan
+            data = np.empty(int(ends[-1]), dtype=np.uint8)
+            gather.gather_bytes(self.table, node.first + 2, refs, starts, ends, data.ctypes.data)
+            return pa.Array.from_buffers(node.type, n, [bits, _offsets(ends, node.width), pa.py_buffer(data)], nulls)
         if node.kind == LIST:
             ends, children, below = plan
             items = self._fill(node.children[0], children, below)

@@ -58,6 +58,7 @@ class Model(ABC):
     operator: ClassVar[type[Operator]]
     has_buffer: ClassVar[bool] = True  # whether there is a disk buffer to choose
     one_peak: ClassVar[bool] = True  # whether the rate over the disk buffer has one maximum
+    largest_part: ClassVar[int] = 3  # of the memory, that a disk buffer may have: a third
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -71,8 +72,13 @@ class Model(ABC):
         return self.operator.least_disk_buffer(self.setting.master)
 
     def largest_buffer(self, memory: int) -> int:
-        """The largest disk buffer that is worth a look."""
-        return max(self.least_buffer, min((memory - self.least_memory) // 3, self.setting.master.statistics.bytes // 2))
+        """The largest disk buffer that is worth a look: not beyond those that were measured.
+
+        There the processor's caches lose what was read before it is joined, which the factors do not show.
+        """
+        measured = int(self.setting.factors.scan.sizes[-1])
+        most = min((memory - self.least_memory) // self.largest_part, self.setting.master.statistics.bytes // 2)
+        return max(self.least_buffer, min(most, measured))
 
     def default_buffer(self, memory: int) -> int:
         """The disk buffer that the operator takes if none is given."""

@@ -46,6 +46,7 @@ class MeshModel(Model):
 
     operator: ClassVar[type[Operator]] = MeshJoin
     one_peak: ClassVar[bool] = False  # an iteration has whole reads
+    largest_part: ClassVar[int] = 5  # there are two of it
 
     def iteration(self, memory: int, disk_buffer: int) -> Iteration:
         split = self._split(memory, disk_buffer)
@@ -120,9 +121,6 @@ class MeshModel(Model):
     def _rows(self, capacity: int, turns: int) -> float:
         """Tuples of the window when it is full: w for each iteration of a turn."""
         return float(max(1, capacity // turns) * turns)
-
-    def largest_buffer(self, memory: int) -> int:
-        return max(self.least_buffer, min((memory - self.least_memory) // 5, self.setting.master.statistics.bytes // 2))
 
 
 class AdaptiveMeshModel(MeshModel):

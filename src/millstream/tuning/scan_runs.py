@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,8 +43,10 @@ class ScanRuns:
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
-        buffers = sorted({*runs.buffers, *MORE_BUFFERS})
-        todo = [("meshjoin", budget, buffer) for budget in runs.budgets for buffer in buffers]
+        buffers = sorted({*runs.buffers[1:], *MORE_BUFFERS})
+        between = [int((low * high) ** 0.5) for low, high in itertools.pairwise(runs.budgets)]
+        budgets = sorted({*runs.budgets, *between})  # the window leaves one cache of the processor after the other
+        todo = [("meshjoin", budget, buffer) for budget in budgets for buffer in buffers]
         todo.append(("ssbj", runs.budgets[1], runs.buffers[1]))
         self.todo = [(name, budget, buffer) for name, budget, buffer in todo if 6 * buffer < budget]
         self.fastest = Fastest()
