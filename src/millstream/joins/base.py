@@ -21,6 +21,7 @@ from ..master import Master
 from ..master.index import KeyFilter
 from ..stats import JoinStats
 from ..units import format_bytes, parse_bytes
+from .collected import CollectedResults
 from .ledger import Ledger
 from .locate import Locator, make_locator
 from .plan import JoinPlan, KeyComparison, On, check_how, master_columns, stream_keys
@@ -29,6 +30,7 @@ WORK_BYTES = 128  # of working arrays for each stream row in hand
 LEAST_SLICE = 64
 LEAST_OUTPUT = 16 * 1024
 PAGE_SLACK = 3 * 4096  # alignment of a disk buffer
+MANY = 4096  # results that are worth a record batch of their own
 
 
 # Gives results while it runs and returns the stream rows (references, keys) that it left for others.
@@ -45,6 +47,7 @@ class Operator(ABC):
 
     name: ClassVar[str]
     options: ClassVar[tuple[str, ...]] = ()  # further arguments that the algorithm takes
+    marker: str | None = None  # a column more of results, that says whether a row matched
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class Operator(ABC):
         self._open(master)
         self.plan: JoinPlan | None = None
         self.filter: KeyFilter | None = None
+        self.collected: CollectedResults | None = None
         self._absent = 0
         self._row_bytes = 256.0
 
@@ -144,6 +148,7 @@ class Operator(ABC):
                 refs = np.arange(start, start + size, dtype=np.int64) + (page << 32)
                 yield from self._take(refs, np.ascontiguousarray(codes), valid)
                 self._note_memory()
+            yield from self._collected()
         finally:
             self.stream.release(page)
 
@@ -151,6 +156,7 @@ class Operator(ABC):
         """Everything that is held back."""
         if self.plan is not None:
             yield from self._drain()
+            yield from self._collected()
             self._note_memory()
 
     def _take(self, refs: np.ndarray, keys: np.ndarray, valid: np.ndarray) -> Iterator[pa.RecordBatch]:
@@ -188,6 +194,10 @@ class Operator(ABC):
             self.stream = PageTable(Layout.of(self.plan.inner))
             self.comparison = KeyComparison(self.plan, self.master) if self.plan.hashed else None
             self._start()
+            if CollectedResults.possible(self.plan, self.stream, self.pages):
+                self.collected = CollectedResults(
+                    self.plan, self.stream, self.pages, marker=self.marker, size=self.output_bytes
+                )
         elif schema.names != self.plan.stream.names or schema.types != self.plan.stream.types:
             raise InputError(f"the stream changed its schema from {_line(self.plan.stream)} to {_line(schema)}")
         return self.plan
@@ -288,7 +298,26 @@ class Operator(ABC):
             yield at, first[at] + (pair - (ends[at] - counts[at]))
 
     def _output(self, left: np.ndarray, right: np.ndarray | None) -> Iterator[pa.RecordBatch]:
-        """Record batches of stream rows beside master rows, none larger than the output buffer."""
+        """Results: stream rows beside master rows. A few are collected until there are many."""
+        while self.collected is not None and 0 < len(left) < MANY:
+            taken = self.collected.add(left, right)
+            left, right = left[taken:], right[taken:] if right is not None else None
+            if len(left):
+                yield from self._collected()
+                if not taken:
+                    break
+        if len(left):
+            yield from self._collected()
+            yield from self._at_once(left, right)
+
+    def _collected(self) -> Iterator[pa.RecordBatch]:
+        """The results that were collected."""
+        if self.collected is not None and self.collected.rows:
+            self.stats.rows_out += self.collected.rows
+            yield self.collected.take()
+
+    def _at_once(self, left: np.ndarray, right: np.ndarray | None) -> Iterator[pa.RecordBatch]:
+        """Record batches of results, none larger than the output buffer."""
         plan = self.plan
         assert plan is not None
         own = range(len(plan.stream))

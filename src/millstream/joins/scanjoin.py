@@ -32,7 +32,6 @@ from ..master.cycle import Cycle, Piece, SegmentCycle
 from ..master.parquet_cycle import ParquetCycle, decoded_row_bytes
 from ..units import parse_bytes
 from .base import PAGE_SLACK, Operator
-from .collected import CollectedResults
 from .conditions import Condition, as_condition
 from .theta import SORTED_BYTES, Matcher, gathered
 from .window import PAGE_OVERHEAD, HeldResults, Packet, Window
@@ -78,8 +77,6 @@ class ScanJoin(Operator):
         self.clock = 0
         self._reserve = 0  # bytes that rows do not take
         self._restricted: tuple[int, int] | None = None
-        self.marker: str | None = None
-        self.collected: CollectedResults | None = None
         super().__init__(cast(Master, master), on=on, **arguments)
 
     # -- memory ------------------------------------------------------------------------------------------------
@@ -142,10 +139,6 @@ class ScanJoin(Operator):
         if self.ordered:
             self.held = HeldResults(self.pages, list(plan.brought), self.ledger)
         self._make_memory()
-        sides = plan, self.stream, self.pages
-        self.collected = None
-        if CollectedResults.possible(*sides):
-            self.collected = CollectedResults(*sides, marker=self.marker, size=self.output_bytes)
         self._pairs_found = np.empty((2, self._step), dtype=np.int64)
         self.window = Window(self.stream, self.ledger, capacity=self._capacity())
         self._plan_iterations()
@@ -436,40 +429,14 @@ class ScanJoin(Operator):
 
     # -- results -----------------------------------------------------------------------------------------------
 
-    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        yield from super().process(batch)
-        yield from self._collected()
-
-    def flush(self) -> Iterator[pa.RecordBatch]:
-        yield from super().flush()
-        yield from self._collected()
-
-    def _output(self, left: np.ndarray, right: np.ndarray | None) -> Iterator[pa.RecordBatch]:
-        """Results; a few are collected until there are many, as each piece of R gives a few."""
-        while self.collected is not None and len(left):
-            taken = self.collected.add(left, right)
-            left, right = left[taken:], right[taken:] if right is not None else None
-            if len(left):
-                yield from self._collected()
-                if not taken:
-                    break
-        if len(left):
-            yield from self._at_once(left, right)
-
-    def _collected(self) -> Iterator[pa.RecordBatch]:
-        """The results that were collected."""
-        if self.collected is not None and self.collected.rows:
-            self.stats.rows_out += self.collected.rows
-            yield self.collected.take()
-
     def _at_once(self, left: np.ndarray, right: np.ndarray | None) -> Iterator[pa.RecordBatch]:
-        """Results that cannot be collected; with a `marker` one column more says whether a row matched."""
+        """With a `marker` one column more says whether a row matched."""
         if self.marker is None or right is None:
-            yield from super()._output(left, right)
+            yield from super()._at_once(left, right)
             return
         for matched in (True, False):
             some = right >= 0 if matched else right < 0
-            for batch in super()._output(left[some], right[some]):
+            for batch in super()._at_once(left[some], right[some]):
                 yield batch.append_column(self.marker, pa.repeat(pa.scalar(matched), batch.num_rows))
 
     # -- end ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ address of a buffer; address 0 for a validity buffer means that no value is NULL
 
 from __future__ import annotations
 
-import numpy as np
 from numba import njit
 
 from .memory import (
@@ -138,7 +137,7 @@ def gather_lengths(table, buffer, width, refs, starts, ends):
 def gather_bytes(table, buffer, refs, starts, ends, out):
     """Collect values of varying length to the address `out`, with the offsets of `gather_lengths`.
 
-    Reading the offsets again here instead of keeping them makes the prefetches wait for memory, and takes twice as long.
+    Reading the offsets again instead of keeping them would make the prefetches wait for memory: twice as slow.
     """
     n = refs.shape[0]
     for i in range(n):
