@@ -46,6 +46,16 @@ def test_a_sweep_serves_more_rows_than_fit_at_once(master: Master, share: int) -
     assert operator.stats.matched > 1.2 * rounds * sum(held) / len(held)
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "hybridjoin", "xhybridjoin", "cachejoin", "moij"])
+def test_a_drained_batch_comes_in_few_pieces(master: Master, algorithm: str) -> None:
+    """They are as large as the memory for results allows, however little each read gave."""
+    operator = joins.create(algorithm, master, on="product_id", how="left", memory="2MB")
+    (batch,) = Workload(keys=KEYS, exponent=0.0).stream(20_000, batch_rows=20_000)
+    pieces = [out.num_rows for out in itertools.chain(operator.process(batch), operator.flush())]
+    assert sum(pieces) == 20_000
+    assert len(pieces) <= 1.1 * 20_000 / max(pieces) + 2
+
+
 def test_a_master_that_fits_is_read_once(master: Master) -> None:
     operator = joins.create("auto", master, on="product_id", memory=4 * master.statistics.bytes)
     for batch in Workload(keys=KEYS, exponent=0.0).stream(300_000, batch_rows=10_000):

@@ -245,6 +245,16 @@ def test_the_default_disk_buffer_is_what_the_operator_takes(
     operator.close()
 
 
+@pytest.mark.parametrize("algorithm", ["meshjoin", "hybridjoin"])
+def test_a_plan_stays_within_the_disk_buffers_that_were_measured(
+    algorithm: str, master: Master, factors: tuning.Factors
+) -> None:
+    scan = replace(factors.scan, sizes=(10_000.0, 100_000.0), seconds=(1e-5, 1e-4))
+    plan = tuning.plan(algorithm, master, replace(factors, scan=scan), memory="64MB")
+    assert plan.parameters["disk_buffer"] <= 100_000
+    assert tuning.plan(algorithm, master, factors, memory="64MB").parameters["disk_buffer"] > 100_000
+
+
 def test_semi_joins_cost_less_than_inner_joins(master: Master, factors: tuning.Factors) -> None:
     cheaper = {**factors.steps, "stream output": Step(1e-6, Curve((1.0,), (10e-9,)))}
     some = replace(factors, steps=cheaper)
