@@ -142,7 +142,7 @@ def _spark(suite: Suite) -> tuple[Section, Plots]:
             batches=4 if suite.quick else 6,
             batch_rows=200_000 if suite.quick else 1_000_000,
             rounds=2,
-            warm_up=1 if suite.quick else 4,
+            warm_up=1 if suite.quick else 8,
         )
     compared = []
     for rows in suite.sizes:
