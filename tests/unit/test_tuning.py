@@ -77,6 +77,17 @@ def test_shares_of_keys_are_those_of_zipfs_law() -> None:
     assert known.served_by(hottest) == pytest.approx(exact.share(1000), rel=0.01)
 
 
+@pytest.mark.parametrize("exponent", [0.0, 1.0])
+def test_rows_of_a_skewed_stream_have_few_keys(exponent: float) -> None:
+    keys, rows = 50_000, 40_000
+    batches = Workload(keys=keys, exponent=exponent).stream(rows, batch_rows=rows)
+    seen = len(np.unique(next(iter(batches)).column("product_id").to_numpy()))
+    popularity = Popularity(keys, exponent)
+    assert popularity.distinct(rows) == pytest.approx(seen, rel=0.02)
+    hottest = np.arange(len(popularity.share)) < 100
+    assert popularity.distinct(rows, np.where(hottest, 0.0, 1.0)) >= popularity.distinct(rows) - 100
+
+
 def test_fewer_than_three_of_a_poisson_number() -> None:
     assert float(fewer(np.array([2.0]), 3)[0]) == pytest.approx(np.exp(-2.0) * (1 + 2 + 2))
 

@@ -119,26 +119,44 @@ class HybridModel(Model):
         return capacity * self.setting.factors.fill, capacity
 
     def _steady(
-        self, split: Split, disk_buffer: int, partitions: Partitions, *, hits: float, cached: float
+        self,
+        split: Split,
+        disk_buffer: int,
+        partitions: Partitions,
+        *,
+        hits: float,
+        cached: float,
+        waiting: Floats | None = None,
     ) -> Iteration:
-        """The iteration when `hits` of the arrivals find their key among the `cached` keys in memory."""
+        """The iteration when `hits` of the arrivals find their key among the `cached` keys in memory.
+
+        `waiting` is the probability of each key that its rows wait instead.
+        """
         rows, capacity = self._waiting(split)
+        places = capacity * self.setting.popularity.distinct(rows, waiting) / max(1.0, rows)
         age = age_of_oldest(partitions, rows)
         tuples = 1 / max(1e-12, reads_per_arrival(partitions, age))
         split.book("stream table", split.free)
         return Iteration(
             tuples=tuples,
             hits=hits,
-            seconds=self._seconds(split, disk_buffer, tuples, hits, capacity, cached),
+            seconds=self._seconds(split, disk_buffer, tuples, hits, capacity, places, cached),
             memory=split.components,
             parameters={"disk_buffer": max(disk_buffer, self.least_buffer)},
             turn=age,
         )
 
     def _seconds(
-        self, split: Split, disk_buffer: int, tuples: float, hits: float, capacity: float, cached: float
+        self,
+        split: Split,
+        disk_buffer: int,
+        tuples: float,
+        hits: float,
+        capacity: float,
+        places: float,
+        cached: float,
     ) -> dict[str, float]:
-        """c_loop by term."""
+        """c_loop by term. H_S has a place for each key that waits, so with skew it has fewer than tuples."""
         setting, steps = self.setting, self.setting.factors.steps
         statistics = setting.master.statistics
         segments = min(self._partition_segments(disk_buffer), statistics.segments)
@@ -149,7 +167,7 @@ class HybridModel(Model):
         seconds = {
             "c_I/O": setting.factors.io(segments * setting.segment_bytes),
             "c_loop, fixed": steps["loop"](keys, capacity),
-            "c_H": 2 * steps["probe"].fixed + keys * steps["probe"].each(capacity),
+            "c_H": 2 * steps["probe"].fixed + keys * steps["probe"].each(places),
             "c_E": steps["expire"](waited, capacity),
             "c_O": setting.output(waited, capacity),
             "c_A": waited / appended * steps["append"](appended, capacity),
@@ -201,7 +219,9 @@ class HotFirstModel(XHybridModel):
             kept = np.clip((keys - before) / popularity.number, 0.0, 1.0)
         partitions = self._partitions(disk_buffer, 1 - kept)
         hits = popularity.served_by(kept)
-        found = self._steady(split, disk_buffer, partitions, hits=hits, cached=float(room[1]) if room else 0.0)
+        found = self._steady(
+            split, disk_buffer, partitions, hits=hits, cached=float(room[1]) if room else 0.0, waiting=1 - kept
+        )
         return replace(found, parameters={})
 
 
@@ -222,7 +242,7 @@ class CacheModel(HybridModel):
         room = max(0.0, limit - table) / (self.page_waste * rows_per_key * setting.kept_bytes)
         cached, hits = self._cached(min(room, places))
         partitions = self._partitions(disk_buffer, 1 - cached)
-        found = self._steady(split, disk_buffer, partitions, hits=hits, cached=float(places))
+        found = self._steady(split, disk_buffer, partitions, hits=hits, cached=float(places), waiting=1 - cached)
         found.memory["master cache"] = limit
         found.memory["stream table"] -= limit - table
         waited = found.tuples * (1 - hits)
@@ -269,7 +289,7 @@ class MoijModel(CacheModel):
                 break
         hits = setting.popularity.served_by(cached)
         keys = float((cached * setting.popularity.number).sum())
-        found = self._steady(split, disk_buffer, partitions, hits=hits, cached=float(places))
+        found = self._steady(split, disk_buffer, partitions, hits=hits, cached=float(places), waiting=1 - cached)
         pages = int(min(found.memory["stream table"] * 0.5, keys * per_key * setting.kept_bytes * self.page_waste))
         found.memory["master cache"] += pages
         found.memory["stream table"] -= pages

@@ -67,6 +67,12 @@ class Popularity:
         """The share of the stream that finds its key in a cache that has each key with these probabilities."""
         return float((self.share * self.number * cached).sum())
 
+    def distinct(self, rows: float, waiting: Floats | None = None) -> float:
+        """How many keys so many rows of the stream have, or of those that wait, by the probability of each key."""
+        weight = self.share if waiting is None else self.share * waiting
+        total = max(1e-12, float((weight * self.number).sum()))
+        return float((self.number * -np.expm1(-rows / total * weight)).sum())
+
     def partitions(self, number: float, waiting: Floats | None = None, *, by_frequency: bool = False) -> Partitions:
         """R cut into partitions; `waiting` is the probability that a row waits for the disk, for each class of keys."""
         count = max(1, math.ceil(number))
