@@ -28,7 +28,7 @@ RATED = ("meshjoin", "hybridjoin", "moij")
 RATED_MEMORIES = (12_000_000, 20_000_000, 40_000_000)  # whose rates are asked for
 ROWS = 3_500_000
 ERROR, LOSS, SUSTAINED, LESS = 0.15, 0.03, 0.9, 0.7
-ROUNDS = 2  # of everything, one after the other; the fastest counts. Once from disk
+ROUNDS = 2  # of calibrating and measuring; the fastest counts. Once from disk
 
 Say = Callable[[str], None]
 
@@ -83,7 +83,8 @@ class Rated:
 
 
 class Bench:
-    """Measures on one master; `factors` are those that predictions use.
+    """Measures on one master. Machines that others use are slower for minutes now and then: of several `calibrations`
+    predictions use the fastest, as of several measurements the fastest counts.
 
     With `direct` every read goes to the disk; otherwise the page cache has all of R, as `ms.join` and `millstream tune`
     read it by default.
@@ -101,15 +102,36 @@ class Bench:
                 with Path(self.master.store.full(part.file)).open("rb") as file:
                     while file.read(8 << 20):
                         pass
-        self.factors = tuning.calibrate(
-            self.master, progress=lambda done, total, what: self.say(f"calibrating: {what}")
+        self.calibrations: list[tuning.Factors] = []
+
+    def calibrate(self) -> None:
+        self.calibrations.append(
+            tuning.calibrate(self.master, progress=lambda done, total, what: self.say(f"calibrating: {what}"))
         )
 
     def model(self, algorithm: str) -> Model:
-        return tuning.model_of(algorithm, self.master, self.factors, skew=_skew(algorithm))
+        return tuning.model_of(algorithm, self.master, self.factors(algorithm), skew=_skew(algorithm))
 
-    def point(self, setting: Setting) -> Point:
-        """Predict and measure one setting."""
+    def factors(self, algorithm: str) -> tuning.Factors:
+        """Of the calibration in which the algorithm was fastest."""
+
+        def rate(factors: tuning.Factors) -> float:
+            return self._plan(algorithm, factors, memory=self.memory).rate
+
+        return max(self.calibrations, key=rate)
+
+    def _plan(
+        self, algorithm: str, factors: tuning.Factors, *, memory: int | None = None, rate: float | None = None
+    ) -> tuning.Plan:
+        return tuning.plan(algorithm, self.master, factors, memory=memory, rate=rate, skew=_skew(algorithm))
+
+    @property
+    def memory(self) -> int:
+        """For rates over the disk buffer."""
+        return int(BUDGET * self.master.statistics.bytes)
+
+    def measure(self, setting: Setting) -> float:
+        """Run one setting: its rate."""
         algorithm, memory, disk_buffer = setting
         found = self.model(algorithm).iteration(memory, disk_buffer)
         turn = found.turn / found.rate  # seconds: hot partitions are read together, once in this time
@@ -133,41 +155,51 @@ class Bench:
         self.say(
             f"{algorithm}, {format_bytes(memory)}{where}{reads}: {found.rate:,.0f} predicted, {measured:,.0f} measured"
         )
-        return Point(algorithm, memory, disk_buffer, found.rate, measured)
+        return measured
 
     def over_buffers(self, algorithm: str, buffers: Sequence[int] = BUFFERS) -> list[Setting]:
         """Disk buffers with a fixed memory."""
-        memory = int(BUDGET * self.master.statistics.bytes)
         least = self.model(algorithm).least_buffer
-        return [Setting(algorithm, memory, max(least, buffer)) for buffer in buffers]
+        return [Setting(algorithm, self.memory, max(least, buffer)) for buffer in buffers]
 
     def others(self) -> list[Setting]:
         """The algorithms that have no target, as they set themselves."""
-        memory = int(BUDGET * self.master.statistics.bytes)
         models = {name: self.model(name) for name in OTHERS}
-        return [Setting(name, memory, m.default_buffer(memory) if m.has_buffer else 0) for name, m in models.items()]
+        return [
+            Setting(name, self.memory, model.default_buffer(self.memory) if model.has_buffer else 0)
+            for name, model in models.items()
+        ]
 
     def default_and_optimum(self, algorithm: str, memory: int) -> list[Setting]:
         """Default and optimum disk buffer."""
-        plan = tuning.plan(algorithm, self.master, self.factors, memory=memory, skew=_skew(algorithm))
+        plan = self._plan(algorithm, self.factors(algorithm), memory=memory)
         assert plan.default_buffer is not None
         return [Setting(algorithm, memory, buffer) for buffer in (plan.default_buffer, plan.parameters["disk_buffer"])]
 
     def rated(self, algorithm: str, memory: int) -> list[Setting]:
         """Ask for the rate that a memory is predicted to have: what the plan says, and less than it says."""
-        asked = tuning.plan(algorithm, self.master, self.factors, memory=memory, skew=_skew(algorithm)).rate
-        plan = tuning.plan(algorithm, self.master, self.factors, rate=asked, skew=_skew(algorithm))
+        factors = self.factors(algorithm)
+        plan = self._plan(algorithm, factors, rate=self._plan(algorithm, factors, memory=memory).rate)
         less = int(LESS * plan.memory)
-        lesser = tuning.plan(algorithm, self.master, self.factors, memory=less, skew=_skew(algorithm))
+        lesser = self._plan(algorithm, factors, memory=less)
         return [
             Setting(algorithm, plan.memory, plan.parameters["disk_buffer"]),
             Setting(algorithm, less, lesser.parameters["disk_buffer"]),
         ]
 
-    def points(self, settings: Sequence[Setting], rounds: int) -> list[Point]:
-        """Measure settings in rounds; of each the fastest."""
-        found = [[self.point(setting) for setting in settings] for _ in range(rounds)]
-        return [max(points, key=lambda one: one.measured) for points in zip(*found, strict=True)]
+    def points(self, settings: Sequence[Setting], rounds: int, *, calibrated: bool = False) -> list[Point]:
+        """Measure settings in rounds, each but the first after another calibration unless that is done."""
+        rates = []
+        for number in range(rounds):
+            if number and not calibrated:
+                self.calibrate()
+            rates.append([self.measure(setting) for setting in settings])
+        fastest = [max(found) for found in zip(*rates, strict=True)]
+        return [self._point(*pair) for pair in zip(settings, fastest, strict=True)]
+
+    def _point(self, setting: Setting, measured: float) -> Point:
+        predicted = self.model(setting.algorithm).iteration(setting.memory, setting.disk_buffer).rate
+        return Point(*setting, predicted, measured)
 
 
 @dataclass(frozen=True)
@@ -202,19 +234,23 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
     budgets = BUDGETS[:2] if quick else BUDGETS
     rated = RATED[:1] if quick else RATED
 
+    rounds = 1 if quick else ROUNDS
+
     bench = Bench(data, rows, effort, direct=False)
+    bench.calibrate()
     settings = [one for name in ALGORITHMS for one in bench.over_buffers(name, buffers)]
     settings += [one for budget in budgets for one in bench.default_and_optimum("meshjoin", budget)]
+    points = iter(bench.points([*settings, *bench.others()], rounds))
     asked = [(name, memory) for name in rated for memory in (RATED_MEMORIES[:1] if quick else RATED_MEMORIES)]
-    settings += [one for name, memory in asked for one in bench.rated(name, memory)]
-    settings += bench.others()
-    points = iter(bench.points(settings, 1 if quick else ROUNDS))
+    planned = [one for name, memory in asked for one in bench.rated(name, memory)]
+    sustained = iter(bench.points(planned, rounds, calibrated=True))
     disk = Bench(data, rows, effort, direct=True)
+    disk.calibrate()
     over_disk = [one for name in ALGORITHMS for one in disk.over_buffers(name, buffers)]
     return Results(
         over_buffers=[next(points) for _ in range(len(ALGORITHMS) * len(buffers))],
         defaults=[(next(points), next(points)) for _ in budgets],
-        rated=[_rated(next(points), next(points)) for _ in asked],
+        rated=[_rated(next(sustained), next(sustained)) for _ in asked],
         others=list(points),
         from_disk=disk.points(over_disk, 1),
     )
@@ -282,10 +318,10 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         title="Cost models",
         about=f"R has {rows:,} rows of about 120 bytes, a tuple of S has 20. The cost factors are those that "
         "`millstream.tuning.calibrate` measures in less than a minute; every setting is then measured in a process of "
-        "its own, warmed up until the rows that wait have been replaced several times, in rounds of which the fastest "
-        "counts. R is read through the page cache, as `ms.join` does by default, and once more with O_DIRECT, so that "
-        "every read goes to the disk: on shared machines that is much slower for seconds to minutes now and then, in "
-        "the calibration as in the measurement.",
+        "its own, warmed up until the rows that wait have been replaced several times, in two rounds, each with a "
+        "calibration: of both the fastest counts. R is read through the page cache, as `ms.join` does by "
+        "default, and once more with O_DIRECT, so that every read goes to the disk: on shared machines that is much slower "
+        "for seconds to minutes now and then, in the calibration as in the measurement.",
         checks=checks(results, full=full),
         tables=[
             _rates(
