@@ -319,9 +319,9 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         about=f"R has {rows:,} rows of about 120 bytes, a tuple of S has 20. The cost factors are those that "
         "`millstream.tuning.calibrate` measures in less than a minute; every setting is then measured in a process of "
         "its own, warmed up until the rows that wait have been replaced several times, in two rounds, each with a "
-        "calibration: of both the fastest counts. R is read through the page cache, as `ms.join` does by "
-        "default, and once more with O_DIRECT, so that every read goes to the disk: on shared machines that is much slower "
-        "for seconds to minutes now and then, in the calibration as in the measurement.",
+        "calibration: of both the fastest counts. R is read through the page cache, as `ms.join` does by default, and "
+        "once more with O_DIRECT, so that every read goes to the disk: on shared machines that is much slower for "
+        "seconds to minutes now and then, in the calibration as in the measurement.",
         checks=checks(results, full=full),
         tables=[
             _rates(
