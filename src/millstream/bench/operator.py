@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ..workloads import Workload
     from .profile import Clock
 
-PASSES = ("auto",)  # collect rows and resolve them all at once; a window must not end in between
 BATCH_ROWS = 16_384
 LONGER = 3.0  # a window may last this much longer to end behind a pass
 
@@ -136,12 +135,14 @@ class _Drive:
 
     def __init__(self, operator: Operator, stream: Iterator[pa.RecordBatch]) -> None:
         from ..joins.ameshjoin import AdaptiveMeshJoin
+        from ..joins.auto import AutoJoin
 
         self.operator = operator
         self.stream = stream
         self.seconds = 0.0
         self._begun: float | None = None
-        self._leaves_all = operator.name in PASSES
+        # it collects rows and resolves them all at once: a window must not end in between
+        self._leaves_all = isinstance(operator, AutoJoin)
         if isinstance(operator, AdaptiveMeshJoin):
             operator.seconds = self._clock  # rows are there whenever it asks for them
 
