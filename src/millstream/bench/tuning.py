@@ -114,6 +114,8 @@ class Bench:
 
     def factors(self, algorithm: str) -> tuning.Factors:
         """Of the calibration in which the algorithm was fastest."""
+        if len(self.calibrations) == 1:
+            return self.calibrations[0]
 
         def rate(factors: tuning.Factors) -> float:
             return self._plan(algorithm, factors, memory=self.memory).rate

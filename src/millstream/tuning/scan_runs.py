@@ -47,6 +47,7 @@ class ScanRuns:
         between = [int((low * high) ** 0.5) for low, high in itertools.pairwise(runs.budgets)]
         budgets = sorted({*runs.budgets, *between})  # the window leaves one cache of the processor after the other
         todo = [("meshjoin", budget, buffer) for budget in budgets for buffer in buffers]
+        todo.append(("meshjoin", runs.budgets[-1], runs.buffers[0]))  # the only one that fits if segments are large
         todo.append(("ssbj", runs.budgets[1], runs.buffers[1]))
         self.todo = [(name, budget, buffer) for name, budget, buffer in todo if 6 * buffer < budget]
         self.fastest = Fastest()
