@@ -1,11 +1,16 @@
-"""The thread that reads chunks ahead: it ends with its scan, closed or forgotten, and says what went wrong."""
+"""Threads that read ahead: they end with their scan, closed or forgotten, say what went wrong, and write to nobody
+else's memory.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +20,10 @@ import pytest
 from millstream import joins
 from millstream.errors import CorruptMaster
 from millstream.kernels import chunk_loop
+from millstream.kernels.layout import Layout
+from millstream.kernels.pages import PageTable
 from millstream.master import Master, build_local
+from millstream.master.reader import IN_FLIGHT, DiskBuffer, SegmentReader
 
 ROWS = 30_000
 
@@ -109,3 +117,43 @@ def test_a_thread_that_fails_does_not_leave_the_scan_waiting(master: Master, mon
     with pytest.raises(RuntimeError, match="thread that reads segments has failed"):
         whole(operator)
     operator.close()
+
+
+@contextlib.contextmanager
+def busy(reader: SegmentReader) -> Iterator[threading.Event]:
+    """Reads wait for the event; afterwards all are done."""
+    held = threading.Event()
+    for _ in range(IN_FLIGHT):
+        reader.pool.submit(held.wait)
+    try:
+        yield held
+    finally:
+        held.set()
+        reader.close()
+
+
+def test_memory_that_is_read_into_outlives_its_buffer(master: Master) -> None:
+    reader = master.reader()
+    buffer = DiskBuffer(reader, PageTable(Layout.of(master.stored_schema)), 1 << 16)
+    with busy(reader):
+        buffer.start(np.arange(8), in_flight=2)
+        memory = weakref.ref(buffer._memory)
+        del buffer
+        gc.collect()
+        assert memory() is not None  # the reads have not begun
+    gc.collect()
+    assert memory() is None
+
+
+def test_reads_of_a_join_that_was_given_up_do_not_spoil_the_next(master: Master) -> None:
+    reader = master.reader()
+    pages = PageTable(Layout.of(master.stored_schema))
+    buffer = DiskBuffer(reader, pages, 1 << 16)
+    with busy(reader) as held:
+        buffer.start(np.arange(8), in_flight=2)
+        threading.Timer(0.2, held.set).start()
+        numbers, rows = buffer.load(np.arange(8, 16))
+        reader.pool.shutdown()  # whatever was begun is done
+        keys = pages.measure(numbers << 32, [0]).columns()[0]
+        before = int(reader.index.rows[:8].sum())
+        assert keys.to_pylist() == np.cumsum([before, *rows[:-1].tolist()]).tolist()

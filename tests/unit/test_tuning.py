@@ -21,7 +21,7 @@ from millstream.tuning.curves import Curve, Sample, Step, fit
 from millstream.tuning.factors import identity, machine, place, stored
 from millstream.tuning.models import fewer
 from millstream.tuning.popularity import Partitions, Popularity, age_of_oldest, reads_per_arrival
-from millstream.tuning.sample_stream import SampleStream
+from millstream.tuning.sample_stream import BATCH_RESULTS, SampleStream
 from millstream.tuning.scan_models import waiting
 from millstream.workloads import Workload, Zipf
 
@@ -152,6 +152,12 @@ def test_a_sample_stream_has_keys_from_all_of_r(master: Master) -> None:
     assert np.ptp(keys) > 0.99 * KEYS
     batches = itertools.islice(stream.batches(1.0, rows=1000), 200)  # more than were made: they come again
     assert {batch.num_rows for batch in batches} == {1000}
+
+
+def test_a_batch_of_a_sample_stream_has_no_more_results_than_a_run_can_take(tmp_path: Path) -> None:
+    table = pa.table({"k": np.repeat(np.arange(20), 3000), "text": ["some text"] * 60_000})
+    master = build_local(table, tmp_path / "m", key="k")
+    assert next(SampleStream(master).batches(1.0)).num_rows <= BATCH_RESULTS / 3000
 
 
 # -- splits --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,21 +98,25 @@ class SegmentReader:
         return Runs(file.astype(np.int32), offset, length, targets.astype(np.int64), targets + (start - offset), each)
 
     def fetch(
-        self, wanted: np.ndarray, runs: Runs, address: int, rows: np.ndarray, *, in_flight: int
+        self, wanted: np.ndarray, runs: Runs, memory: Memory, rows: np.ndarray, *, in_flight: int
     ) -> list[Future[Fault]]:
-        """Start to read the runs of wanted segments to memory at an address, to check them and to map each to a row."""
-        index = self.index
+        """Start to read the runs of wanted segments to memory, to check them and to map each to a row.
+
+        The memory lives as long as something is written to it, even if nobody wants the segments any more.
+        """
+        index, address = self.index, memory.address
         segments = (runs.position + address, *index.contents(wanted), rows)
         for number in np.unique(runs.file).tolist():
             self._open(number)
         if not self.store.local:
-            return [self.pool.submit(self._fetch_remote, runs, i, address, segments) for i in range(len(runs.file))]
+            return [self.pool.submit(self._fetch_remote, runs, i, memory, segments) for i in range(len(runs.file))]
         descriptors, targets = self.descriptors[runs.file], runs.target + address
         pieces = max(1, min(in_flight, len(runs.file)))
         bounds = np.linspace(0, len(runs.file), pieces + 1).astype(int)
         return [
             self.pool.submit(
                 _fetch,
+                memory,
                 descriptors[a:b],
                 runs.offset[a:b],
                 runs.length[a:b],
@@ -124,9 +128,9 @@ class SegmentReader:
             for a, b in itertools.pairwise(bounds)
         ]
 
-    def _fetch_remote(self, runs: Runs, i: int, address: int, segments: tuple[np.ndarray, ...]) -> Fault:
+    def _fetch_remote(self, runs: Runs, i: int, memory: Memory, segments: tuple[np.ndarray, ...]) -> Fault:
         low, high = runs.first[i], runs.first[i + 1]
-        if self._read_remote(runs, i, address) >= 0:
+        if self._read_remote(runs, i, memory.address) >= 0:
             return int(low), kernel.SHORT_READ
         starts, sizes, sums, counts, rows = (array[low:high] for array in segments)
         bad, why = kernel.map_segments(starts, sizes, sums, counts, rows, np.arange(high - low), rows.shape[1])
@@ -208,10 +212,19 @@ class Runs:
         return int(self.target[-1] + self.length[-1]) if len(self.target) else 0
 
 
+class Memory:
+    """A piece of memory from an address that the disk can read to directly; it lives as long as this object."""
+
+    def __init__(self, size: int) -> None:
+        self._bytes = np.empty(size + PAGE, dtype=np.uint8)
+        self.address = (self._bytes.ctypes.data + PAGE - 1) & -PAGE
+        self.nbytes = self._bytes.nbytes
+
+
 Fault = tuple[int, int]  # the first bad one of the wanted segments, and why; -1 if there is none
 
 
-def _fetch(*arguments: Any) -> Fault:
+def _fetch(_: Memory, *arguments: Any) -> Fault:
     bad, why = kernel.read_segments(*arguments)
     return int(bad), int(why)
 
@@ -226,8 +239,7 @@ class DiskBuffer:
         self.reader = reader
         self.pages = pages
         self.size = -(-size // PAGE) * PAGE
-        self._memory = np.empty(self.size + PAGE, dtype=np.uint8)
-        self._address = (self._memory.ctypes.data + PAGE - 1) & -PAGE
+        self._memory = Memory(self.size)
         self._numbers = np.empty(0, dtype=np.int64)
         self._rows = np.empty((0, 0), dtype=np.int64)
         self._wanted = np.empty(0, dtype=np.int64)
@@ -258,6 +270,7 @@ class DiskBuffer:
 
     def start(self, wanted: np.ndarray, *, in_flight: int = 0) -> None:
         """Begin to read segments; with `in_flight` in the background, otherwise when `finish` is called."""
+        wait(self._pending)  # of a join that was given up
         self._wanted = wanted
         self._runs = self.reader.runs(wanted)
         assert self._runs.nbytes <= self.size
@@ -266,7 +279,7 @@ class DiskBuffer:
             self._numbers = np.concatenate([self._numbers, np.array(new, dtype=np.int64)])
             self._rows = np.zeros((len(self._numbers), self.pages.addresses.shape[1]), dtype=np.int64)
         self._pending = (
-            self.reader.fetch(wanted, self._runs, self._address, self._rows, in_flight=in_flight) if in_flight else []
+            self.reader.fetch(wanted, self._runs, self._memory, self._rows, in_flight=in_flight) if in_flight else []
         )
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
@@ -281,12 +294,12 @@ class DiskBuffer:
             self._pending = []
             self.pages.addresses[numbers] = self._rows[: len(wanted)]
         else:
-            short = self.reader.read(runs, self._address)
+            short = self.reader.read(runs, self._memory.address)
             if short >= 0:
                 bad, why = int(runs.first[short]), kernel.SHORT_READ
             else:
                 bad, why = kernel.map_segments(
-                    runs.position + self._address,
+                    runs.position + self._memory.address,
                     lengths,
                     sums,
                     counts,

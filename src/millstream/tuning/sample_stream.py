@@ -18,6 +18,8 @@ NEIGHBOURS = 64  # of them, to be read together
 KEYS = 2_000_000  # as many as a window may hold tuples: with fewer, each would be in it many times
 ROWS = 3_000_000
 BATCH_ROWS = 16_384
+BATCH_RESULTS = 4 * BATCH_ROWS  # a batch is the least that a run can take: with many rows for a key it is smaller
+LEAST_BATCH = 8
 STREAM_ROW_BYTES = 20  # of a stream tuple in the papers
 
 
@@ -52,6 +54,7 @@ class SampleStream:
         order = self._rng.permutation(self._keys.num_rows)
         self._keys = self._keys.take(pa.array(order))
         self._columns = len(master.key)
+        self._most = max(LEAST_BATCH, int(BATCH_RESULTS / max(1.0, master.statistics.rows_per_key)))
         self._made: dict[float, pa.RecordBatch] = {}
 
     @property
@@ -59,7 +62,11 @@ class SampleStream:
         return self._keys.num_rows
 
     def batches(self, skew: float, *, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-        """Batches without end, all of so many rows. They come again after `ROWS` rows, sooner if R has few keys."""
+        """Batches without end, all of so many rows or, if their results would be too many, of fewer.
+
+        They come again after `ROWS` rows, sooner if R has few keys.
+        """
+        rows = min(rows, self._most)
         if skew not in self._made:
             number = max(BATCH_ROWS, min(ROWS, 4 * self.keys))
             self._made[skew] = self._rows(Zipf(self.keys, skew).sample(self._rng, number) - 1)
