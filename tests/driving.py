@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from millstream import joins
 from millstream.master import Master
@@ -16,6 +19,15 @@ def batches_of(table: pa.Table, batch_rows: int) -> list[pa.RecordBatch]:
     """The table in batches of so many rows; slices of shared buffers, so most have an offset."""
     (whole,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
     return [whole.slice(start, batch_rows) for start in range(0, max(1, len(whole)), batch_rows)]
+
+
+def direct(master: Master) -> Master:
+    """The master read without the page cache; the test is skipped where the filesystem cannot do that."""
+    try:
+        os.close(os.open(Path(master.path) / master.manifest.parts[0].file, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("this filesystem has no direct reads")
+    return Master.open(master.path, direct=True)
 
 
 def run_join(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,7 +14,7 @@ import pytest
 
 from conformance import test_keys
 from conformance.domains import DOMAINS
-from driving import batches_of, drive, run_join
+from driving import batches_of, direct, drive, run_join
 from millstream import joins
 from millstream.master import Build, Master, build_local, write_part
 from millstream.master.parts import dense_spec, read_entries
@@ -116,11 +115,7 @@ def test_many_parts(
 @pytest.mark.parametrize("layout", ["key", "frequency"])
 @every_algorithm
 def test_direct_reads(algorithm: str, layout: str, in_parts: dict[tuple[str, str], Master]) -> None:
-    master = Master.open(in_parts["string", layout].path, direct=True)
-    try:
-        os.close(os.open(Path(master.path) / master.manifest.parts[0].file, os.O_RDONLY | os.O_DIRECT))
-    except OSError:
-        pytest.skip("this filesystem has no direct reads")
+    master = direct(in_parts["string", layout])
     stream, _ = test_keys.data("string")
     memory = 2 * joins.least_memory(algorithm, master, on="k0", how="left")
     result = run_join(algorithm, master, stream, on="k0", how="left", memory=memory)

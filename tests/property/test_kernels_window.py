@@ -31,13 +31,16 @@ def matches(table: WindowTable, keys: np.ndarray, room: int) -> list[tuple[int, 
 def test_a_window_finds_who_is_there(capacity: int, steps: list[tuple[str, int, int]], room: int, spread: int) -> None:
     table = WindowTable(capacity)
     there: dict[int, tuple[int, bool]] = {}  # by number: key, whether it is found by key
+    rows: dict[int, int] = {}  # by number: its reference
     for what, count, seed in steps:
         random = np.random.default_rng(seed)
         if what == "insert":
             count = min(count, table.room)
             keys, hashed = random.integers(-spread, spread, count), random.random(count) < 0.8
             there |= {table.next + i: (int(keys[i]), bool(hashed[i])) for i in range(count)}
-            table.insert(keys, random.integers(0, 99, count), hashed)
+            page = int(random.integers(0, 2**30))
+            rows |= {table.next + i: (page << 32) + i for i in range(count)}
+            table.insert(keys, page, hashed)
         elif what == "expire":
             stop = min(table.next, table.oldest + count)
             table.expire(stop)
@@ -55,6 +58,8 @@ def test_a_window_finds_who_is_there(capacity: int, steps: list[tuple[str, int, 
         ]
         assert sorted(matches(table, wanted, room)) == sorted(expected)
         assert table.tuples == len(there)
+        numbers = random.permutation(np.array(sorted(there), dtype=np.int64))
+        assert table.refs(numbers % table.capacity).tolist() == [rows[number] for number in numbers.tolist()]
 
 
 def test_a_long_stream_through_a_small_window() -> None:
@@ -64,6 +69,6 @@ def test_a_long_stream_through_a_small_window() -> None:
     for _ in range(50):
         keys = random.integers(0, 2**60, 500)
         table.expire(max(0, table.next - 500))
-        table.insert(keys, np.arange(500), np.ones(500, dtype=np.bool_))
+        table.insert(keys, 0, np.ones(500, dtype=np.bool_))
         assert len(matches(table, keys, BLOCK)) == 500
     assert np.unpackbits(table._bits.view(np.uint8)).sum() <= 2_000

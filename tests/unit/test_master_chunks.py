@@ -17,21 +17,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from driving import direct
 from millstream import joins
 from millstream.errors import CorruptMaster
 from millstream.kernels import chunk_loop
 from millstream.kernels.layout import Layout
 from millstream.kernels.pages import PageTable
 from millstream.master import Master, build_local
-from millstream.master.reader import IN_FLIGHT, DiskBuffer, SegmentReader
+from millstream.master.reader import IN_FLIGHT, DiskBuffer, SegmentReader, scan_readers
 
 ROWS = 30_000
 
 
-@pytest.fixture
-def master(tmp_path: Path) -> Master:
+@pytest.fixture(params=["through the page cache", "direct"])
+def master(request: pytest.FixtureRequest, tmp_path: Path) -> Master:
+    """One that a thread reads, and one that two threads read in turn."""
     table = pa.table({"k": np.arange(ROWS), "text": [f"row {i}" for i in range(ROWS)]})
-    return build_local(table, tmp_path / "m", key="k", segment_bytes=1024)
+    built = build_local(table, tmp_path / "m", key="k", segment_bytes=1024)
+    return direct(built) if request.param == "direct" else built
 
 
 def started(master: Master) -> joins.Operator:
@@ -66,7 +69,7 @@ def test_a_closed_scan_leaves_no_thread_and_no_open_file(master: Master) -> None
     gc.collect()
     threads, files = len(scans()), descriptors()
     operator = started(master)
-    assert len(scans()) == threads + 1
+    assert len(scans()) == threads + scan_readers(direct=master.direct)
     operator.close()
     assert settled(threads)
     assert descriptors() == files
@@ -76,7 +79,7 @@ def test_a_forgotten_scan_ends_its_thread(master: Master) -> None:
     gc.collect()
     threads = len(scans())
     operator = started(master)
-    assert len(scans()) == threads + 1
+    assert len(scans()) == threads + scan_readers(direct=master.direct)
     del operator
     gc.collect()
     assert settled(threads)

@@ -90,7 +90,7 @@ def test_example_3_1(three_pages: Master) -> None:
 @every_scan
 def test_a_row_meets_every_page_once(algorithm: str, master: Master) -> None:
     """Rows that come while the scan is anywhere: all matches, no match twice, and R read in turn."""
-    operator = joins.create(algorithm, master, on="k", memory="200KB", how="inner", window=64)
+    operator = joins.create(algorithm, master, on="k", memory="240KB", how="inner", window=64)
     out = [batch for part in batches_of(STREAM, 37) for batch in operator.process(part)]
     assert operator.stats.iterations > 3
     before = operator.stats.rows_out

@@ -26,8 +26,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import pyarrow as pa
 
-from ..kernels.window_table import BUCKET_BYTES, TUPLE_BYTES
-from ..master.cycle import BUFFERS, SegmentCycle
+from ..kernels.window_table import TUPLE_BYTES
+from ..master.cycle import SegmentCycle
 from .scanjoin import LEAST_BYTES, LEAST_ROWS, ScanJoin
 from .window import PAGE_OVERHEAD
 
@@ -55,6 +55,7 @@ class Observed:
     memory: int  # bytes for buffers and window together
     w: int
     b: int
+    buffers: int = 2  # of that many bytes
 
 
 class Tuner(Protocol):
@@ -92,7 +93,7 @@ class RateTuner:
 
     @staticmethod
     def _buffers(observed: Observed, b: int) -> float:
-        return BUFFERS * min(b * observed.page_bytes, observed.largest_buffer)
+        return observed.buffers * min(b * observed.page_bytes, observed.largest_buffer)
 
     def _memory(self, observed: Observed, w: int, b: int) -> float:
         """M of equation 1, with what each packet takes beside its rows."""
@@ -180,11 +181,12 @@ class AdaptiveMeshJoin(ScanJoin):
             row_seconds=self._row_seconds,
             pages=max(1, self.scan.pages),
             page_bytes=page,
-            row_bytes=self.window.row_bytes + TUPLE_BYTES + 2 * BUCKET_BYTES,
+            row_bytes=self.window.row_bytes + TUPLE_BYTES,
             largest_buffer=self._most,
             memory=int(0.9 * self._room),
             w=self.w,
             b=self.b,
+            buffers=self.scan.buffers,
         )
 
     # -- an iteration ------------------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class AdaptiveMeshJoin(ScanJoin):
         target = max(LEAST_ROWS, self.w * self._iterations(self.b))
         there = self.window.table.capacity
         if target > there or there > 1.5 * max(target, len(self.window)):
-            row = self.window.row_bytes + TUPLE_BYTES + 2 * BUCKET_BYTES
+            row = self.window.row_bytes + TUPLE_BYTES
             most = int((self.ledger.free + self.ledger.components["stream table"] - LEAST_BYTES) / row)
             self.window.resize(max(LEAST_ROWS, min(target, most)))
 

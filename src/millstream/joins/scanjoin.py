@@ -26,9 +26,9 @@ import pyarrow as pa
 
 from ..errors import InputError
 from ..kernels.layout import Layout
-from ..kernels.window_table import WindowTable
+from ..kernels.window_table import TUPLE_BYTES, WindowTable
 from ..master import Master, ParquetScan
-from ..master.cycle import Cycle, Piece, SegmentCycle
+from ..master.cycle import Cycle, Piece, SegmentCycle, buffers
 from ..master.parquet_cycle import ParquetCycle, decoded_row_bytes
 from ..units import parse_bytes
 from .base import PAGE_SLACK, Operator
@@ -108,7 +108,7 @@ class ScanJoin(Operator):
             return ParquetCycle.bytes_for(master, list(dict.fromkeys([*master.key, *brought])), size)
         columns = Layout.of(master.stored_schema).columns
         least = sum(max(0.125, node.width if not node.children else 0.125) for node in columns)  # bytes of a row
-        return SegmentCycle.bytes_for(size, least)
+        return SegmentCycle.bytes_for(size, least, direct=master.direct)
 
     def _open(self, master: Master) -> None:
         """The disk buffers wait for the columns that a condition needs."""
@@ -161,9 +161,11 @@ class ScanJoin(Operator):
         """A disk buffer that needs no tuning: what reading in larger pieces saves is no more than what the rows lose.
 
         A turn of R takes R / s steps and the time to read R; the window has what the buffers leave of the memory M. The
-        rate of (M - 2 s) / (R / s * step + R / disk) tuples a second is the highest near s = sqrt(M * step * disk / 2).
+        rate of (M - n s) / (R / s * step + R / disk) tuples a second is the highest at s = sqrt(c (c + M / n)) - c with
+        c = step * disk.
         """
-        return cls.least_disk_buffer(master) + min(DISK_BUFFER, spare // 6, int((READ_BYTES * spare) ** 0.5))
+        best = (READ_BYTES * (READ_BYTES + spare / buffers(direct=master.direct))) ** 0.5 - READ_BYTES
+        return cls.least_disk_buffer(master) + min(DISK_BUFFER, int(best))
 
     def _cycle(self, needed: Sequence[str], *, keyless: bool) -> Cycle:
         master = self.relation
@@ -177,14 +179,12 @@ class ScanJoin(Operator):
 
     def _capacity(self) -> int:
         """Rows that the window is made for."""
-        row = _row_bytes(self.stream.layout.schema) + WindowTable.bytes_for(1 << 16) / (1 << 16)
+        row = _row_bytes(self.stream.layout.schema) + TUPLE_BYTES
         if self.matcher is not None and self.matcher.driver is not None:
             row += SORTED_BYTES
         if self.held is not None:
             row += 2 * (16 + self._result_bytes())
         capacity = max(LEAST_ROWS, int((self.ledger.free - LEAST_BYTES) / row))
-        while capacity > LEAST_ROWS and WindowTable.bytes_for(capacity) + LEAST_BYTES > self.ledger.free:
-            capacity = int(capacity * 0.95)
         if self.matcher is not None and self.matcher.driver is not None:
             self.ledger.book("condition", min(self.ledger.free // 2, capacity * SORTED_BYTES))
         if self._window is not None and not self.drained:
@@ -287,7 +287,7 @@ class ScanJoin(Operator):
         fixed = self.ordered or self.matcher is not None or self._window is not None
         if fixed or table.room or self.ledger.free < self.ledger.budget // 5:
             return False
-        row = self.window.bytes / max(1, len(self.window)) + WindowTable.bytes_for(1 << 16) / (1 << 16)
+        row = self.window.bytes / max(1, len(self.window)) + TUPLE_BYTES
         more = int(0.5 * self.ledger.free / row)
         grown = more > table.capacity // 8 and self.window.resize(table.capacity + more)
         if grown:
@@ -359,7 +359,7 @@ class ScanJoin(Operator):
 
     def _matches(self, slots: np.ndarray, right: np.ndarray) -> Iterator[pa.RecordBatch]:
         """Check candidate pairs, note which stream rows have matched, and give the results or hold them back."""
-        left = self.window.table.ref[slots]
+        left = self.window.table.refs(slots)
         keep = self._checked(left, right)
         if keep is not None:
             slots, left, right = slots[keep], left[keep], right[keep]
@@ -401,7 +401,7 @@ class ScanJoin(Operator):
         """Results of rows that leave, as far as they were not given yet."""
         table = self.window.table
         slots = table.slots(first, stop)
-        matched, refs = table.matched[slots], table.ref[slots]
+        matched, refs = table.matched[slots], table.refs(slots)
         known = int(matched.sum())
         self.stats.matched += known
         self._absent += len(slots) - known

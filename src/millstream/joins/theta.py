@@ -71,7 +71,7 @@ class Matcher:
         self.known = following
         if first == following:
             return
-        column = gathered(window.stream, window.table.ref[window.table.slots(first, following)], [driver.column])
+        column = gathered(window.stream, window.table.refs(window.table.slots(first, following)), [driver.column])
         values, there = numbers(column.column(0), self.values.dtype)
         rows = np.arange(first, following, dtype=np.int64)[there]
         order = np.argsort(values[there], kind="stable")

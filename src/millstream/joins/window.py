@@ -93,7 +93,7 @@ class Window:
         self.ledger.add(self.component, size - plan.nbytes)
         self.bytes += size
         first = self.table.next
-        self.table.insert(keys[:rows], np.arange(rows, dtype=np.int64) + (page << 32), hashed[:rows])
+        self.table.insert(keys[:rows], page, hashed[:rows])
         if not self.packets or self.packets[-1].began != clock:
             self.packets.append(Packet(first, first, clock, clock + turn))
         packet = self.packets[-1]

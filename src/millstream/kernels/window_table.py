@@ -6,6 +6,8 @@ the oldest to the youngest; whoever is the oldest of all is the first of its buc
     ring   | . . 7 8 9 10 11 . . |        buckets --> 7 --> 10          (first, last)
                  ^ oldest     ^ next                   8
 
+Tuples come page by page, so the row of a tuple follows from its number and the first one of its page.
+
 Most keys of R are not in the window: a bit for each hash, which fits into the processor's cache, tells so. There are
 two sets of bits, which tuples numbered 0 .. capacity - 1, capacity .. 2 capacity - 1, ... set by turns: when one begins
 anew, all who have set bits in it have left.
@@ -19,11 +21,13 @@ from numba import njit, uint64
 from .hashing import mix
 from .memory import prefetch
 
-TUPLE_BYTES = 8 + 8 + 4 + 1  # key, reference, next of the bucket, whether it has matched
-BUCKET_BYTES = 8 + 1  # first and last, and the bits of hashes
+TUPLE_BYTES = 8 + 4 + 1 + 8 + 2  # key, next of the bucket, whether it has matched; a bucket, the bits of hashes
+BITS = 8  # of hashes for each tuple, in each of the two sets
+MOST_WORDS = (1 << 26) - 1  # of a set: hashes of bits have 32 bits
 
 _OLDEST, _NEXT = range(2)
 BLOCK = 256  # keys that are looked at together
+NEAR = 4  # pages that are tried before one is searched for
 
 
 class WindowTable:
@@ -36,19 +40,20 @@ class WindowTable:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._first = np.full(_buckets(capacity), -1, dtype=np.int32)
+        self._first = np.full(max(1, capacity), -1, dtype=np.int32)
         self._last = np.empty(len(self._first), dtype=np.int32)
-        self._bits = np.zeros((max(1, len(self._first) // 16), 2), dtype=np.uint64)
+        self._bits = np.zeros((min(MOST_WORDS, -(-BITS * len(self._first) // 64)), 2), dtype=np.uint64)
         self._key = np.empty(capacity, dtype=np.int64)
         self._following = np.empty(capacity, dtype=np.int32)
-        self.ref = np.empty(capacity, dtype=np.int64)
         self.matched = np.zeros(capacity, dtype=np.bool_)
         self._state = np.zeros(2, dtype=np.int64)
+        self._pages = np.empty((2, 16), dtype=np.int64)  # number of its first tuple, and the page; in their order
+        self._page_range = 0, 0
 
     @staticmethod
     def bytes_for(capacity: int) -> int:
         """Memory that a table of this capacity takes."""
-        return capacity * TUPLE_BYTES + BUCKET_BYTES * _buckets(capacity) + 1024
+        return capacity * TUPLE_BYTES + 1024
 
     @property
     def tuples(self) -> int:
@@ -72,13 +77,32 @@ class WindowTable:
         """Where the tuples of some numbers lie."""
         return np.arange(first, stop, dtype=np.int64) % max(1, self.capacity)
 
-    def insert(self, keys: np.ndarray, refs: np.ndarray, hashed: np.ndarray) -> None:
-        """Append tuples, the youngest last; those that are not `hashed` are never found by key."""
+    def insert(self, keys: np.ndarray, page: int, hashed: np.ndarray) -> None:
+        """Append the tuples of a page, the youngest last; those that are not `hashed` are never found by key."""
         assert len(keys) <= self.room
+        self._note_page(page)
+        self._insert(keys, hashed)
+
+    def _insert(self, keys: np.ndarray, hashed: np.ndarray) -> None:
         _insert(
-            keys, refs, hashed, self._first, self._last, self._bits, self._key, self._following, self.ref, self.matched,
-            self._state,
-        )  # fmt: skip
+            keys, hashed, self._first, self._last, self._bits, self._key, self._following, self.matched, self._state
+        )
+
+    def _note_page(self, page: int) -> None:
+        low, high = self._page_range
+        if high == self._pages.shape[1]:
+            there = self._pages[:, low:high]
+            self._pages = np.empty((2, 16 + 2 * (high - low)), dtype=np.int64)
+            low, high = 0, high - low
+            self._pages[:, :high] = there
+        self._pages[:, high] = self.next, page
+        self._page_range = low, high + 1
+
+    def refs(self, slots: np.ndarray) -> np.ndarray:
+        """References of the rows of tuples that lie at some places."""
+        low, high = self._page_range
+        first, page = self._pages[:, low:high]
+        return _refs(slots, self.oldest, self.next, self.capacity, first, page)
 
     def match(self, keys: np.ndarray, at: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> int:
         """Pairs of tuples and keys that are equal, as many as `slots` and `rows` hold; how many.
@@ -94,6 +118,9 @@ class WindowTable:
     def expire(self, stop: int) -> None:
         """Let the tuples with numbers below `stop` go."""
         _expire(stop, self._first, self._key, self._following, self._state)
+        low, high = self._page_range
+        gone = int(np.searchsorted(self._pages[0, low:high], stop, side="right")) - 1  # but for the last one
+        self._page_range = low + max(0, gone), high
 
     def resized(self, capacity: int) -> WindowTable:
         """A table of another capacity with the same tuples and numbers."""
@@ -103,28 +130,25 @@ class WindowTable:
         other._state[:] = self.oldest
         hashed = np.zeros(len(slots), dtype=np.bool_)
         _mark_hashed(hashed, self._first, self._following, self.oldest, self.capacity)
-        other.insert(self._key[slots], self.ref[slots], hashed)
+        other._insert(self._key[slots], hashed)
+        other._pages, other._page_range = self._pages.copy(), self._page_range
         other.matched[other.slots(self.oldest, self.next)] = self.matched[slots]
         return other
 
 
-def _buckets(capacity: int) -> int:
-    return 1 << max(4, int(capacity).bit_length())
-
-
 @njit(inline="always")
 def _bucket(key, first):
-    return np.int64(mix(uint64(key)) & uint64(first.shape[0] - 1))
+    return np.int64(((mix(uint64(key)) >> uint64(32)) * uint64(first.shape[0])) >> uint64(32))
 
 
 @njit(inline="always")
 def _bit(key, bits):
-    """Which bit stands for a key, of a part of its hash that the bucket does not depend on."""
-    return np.int64((mix(uint64(key)) >> uint64(24)) & uint64(64 * bits.shape[0] - 1))
+    """Which bit stands for a key, of the half of its hash that the bucket does not depend on."""
+    return np.int64(((mix(uint64(key)) & uint64(0xFFFFFFFF)) * uint64(64 * bits.shape[0])) >> uint64(32))
 
 
 @njit(cache=True, nogil=True)
-def _insert(new_keys, new_refs, hashed, first, last, bits, key, following, ref, matched, state):
+def _insert(new_keys, hashed, first, last, bits, key, following, matched, state):
     capacity = key.shape[0]
     n = new_keys.shape[0]
     for i in range(n):
@@ -135,7 +159,6 @@ def _insert(new_keys, new_refs, hashed, first, last, bits, key, following, ref, 
             bits[:, turn] = 0
         state[_NEXT] += 1
         key[slot] = new_keys[i]
-        ref[slot] = new_refs[i]
         matched[slot] = False
         following[slot] = -1
         if hashed[i]:
@@ -147,6 +170,30 @@ def _insert(new_keys, new_refs, hashed, first, last, bits, key, following, ref, 
             last[bucket] = slot
             bit = _bit(new_keys[i], bits)
             bits[bit >> 6, turn] |= uint64(1) << uint64(bit & 63)
+
+
+@njit(cache=True, nogil=True)
+def _refs(slots, oldest, following, capacity, first, page):
+    refs = np.empty(slots.shape[0], dtype=np.int64)
+    begin = oldest % max(1, capacity)
+    last = first.shape[0] - 1
+    share = first.shape[0] / max(1, following - first[0]) if last >= 0 else 0.0  # pages are of about one size
+    for i in range(slots.shape[0]):
+        number = oldest + slots[i] - begin
+        if slots[i] < begin:
+            number += capacity
+        at = min(last, np.int64((number - first[0]) * share))
+        for _ in range(NEAR):
+            if number < first[at]:
+                at -= 1
+            elif at < last and number >= first[at + 1]:
+                at += 1
+            else:
+                break
+        else:
+            at = np.searchsorted(first, number, side="right") - 1
+        refs[i] = (page[at] << 32) | (number - first[at])
+    return refs
 
 
 @njit(cache=True, nogil=True)

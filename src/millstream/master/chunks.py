@@ -1,10 +1,11 @@
-"""Chunks of neighbouring segments, read by a thread of their own while others are joined.
+"""Chunks of neighbouring segments, read by a thread of its own, or several, while others are joined.
 
     scan --- request: segments, buffer ---> thread: read, check, map, lay out keys
          <--- answer: first bad one, why, reads, bytes, nanoseconds ---
 
-The thread stays in one compiled call that never takes Python's lock: handing the lock to and fro took longer than
-reading a chunk. Filesystems that are not local are read with Python instead.
+Threads take requests in turn, so that a disk has the next one before it is done with the last. Each stays in one
+compiled call that never takes Python's lock: handing the lock to and fro took longer than reading a chunk. Filesystems
+that are not local are read with Python instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -67,13 +69,41 @@ class ChunkReader(Protocol):
         """Wait for all requests, whatever comes of them: then the buffers are nobody's."""
 
     def close(self) -> None:
-        """Wait for the thread to end."""
+        """Wait for the threads to end."""
 
 
 def chunk_reader(reader: SegmentReader, buffers: Sequence[Buffer], key: Node | None) -> ChunkReader:
     """What reads chunks into these buffers; the clustering keys are laid out if `key` says where they are."""
-    kind = LocalChunks if reader.store.local else RemoteChunks
-    return kind(reader, buffers, *((key.first + 1, key.width) if key is not None else (-1, 8)))
+    place = (key.first + 1, key.width) if key is not None else (-1, 8)
+    if not reader.store.local:
+        return RemoteChunks(reader, buffers, *place)
+    return InTurn([LocalChunks(reader, buffers, *place) for _ in range(reader.readers)])
+
+
+class InTurn:
+    """Several that read. The oldest request is always with the one whose turn it is to answer."""
+
+    def __init__(self, readers: Sequence[ChunkReader]) -> None:
+        self._to_ask = deque(readers)
+        self._to_answer = deque(readers)
+
+    def ask(self, first: int, stop: int, buffer: Buffer) -> None:
+        self._to_ask[0].ask(first, stop, buffer)
+        self._to_ask.rotate(-1)
+
+    def answer(self) -> Answer:
+        answer = self._to_answer[0].answer()
+        self._to_answer.rotate(-1)
+        return answer
+
+    def settle(self) -> None:
+        for reader in self._to_ask:
+            reader.settle()
+        self._to_answer = self._to_ask.copy()
+
+    def close(self) -> None:
+        for reader in self._to_ask:
+            reader.close()
 
 
 class LocalChunks:
@@ -138,7 +168,7 @@ class RemoteChunks:
     def __init__(self, reader: SegmentReader, buffers: Sequence[Buffer], key: int, width: int) -> None:
         self.reader = reader
         self.key = key, width
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="millstream-scan")
+        self._pool = ThreadPoolExecutor(reader.readers, thread_name_prefix="millstream-scan")
         self._asked: list[Future[Answer]] = []
 
     def ask(self, first: int, stop: int, buffer: Buffer) -> None:

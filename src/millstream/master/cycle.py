@@ -1,6 +1,6 @@
 """The cyclic scan of R: page after page, round and round, the next pages read while the present ones are joined.
 
-    position                     one thread reads, checks and decodes ahead
+    position                     threads read, check and decode ahead
        v                               v
     [ p0  p1  p2  p3 | p4  p5  p6  p7 | ... | pN-1 ] --> p0 ...
        present chunk     next chunks
@@ -23,10 +23,14 @@ import numpy as np
 from ..kernels import segments as kernel
 from ..kernels.pages import PageTable
 from .chunks import Buffer, ChunkReader, chunk_reader
-from .reader import PAGE, SegmentReader
+from .reader import PAGE, SegmentReader, scan_readers
 
-BUFFERS = 2  # of segments: one is joined while the other is read and checked
 NO_CODES = np.empty(0, dtype=np.int64)
+
+
+def buffers(*, direct: bool) -> int:
+    """Buffers of segments: one is joined while the others are read and checked."""
+    return 1 + scan_readers(direct=direct)
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,9 @@ class Cycle(ABC):
     Invariant: `position` is the page that comes next, `low <= position < high`; pages come in order, each once a turn.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, buffers: int = 2) -> None:
         self.total = total
+        self.buffers = buffers
         self.low, self.high = 0, total
         self.position = 0
         self.reads = 0
@@ -128,15 +133,15 @@ class SegmentCycle(Cycle):
     """
 
     def __init__(self, reader: SegmentReader, pages: PageTable, *, key: str | None, size: int) -> None:
-        super().__init__(len(reader.index))
+        super().__init__(len(reader.index), buffers(direct=reader.direct))
         self.reader = reader
         self.table = pages
         self.key = pages.layout.column(key) if key is not None else None
-        self._buffers = [Buffer(max(1, pages.layout.buffers)) for _ in range(BUFFERS)]
+        self._buffers = [Buffer(max(1, pages.layout.buffers)) for _ in range(self.buffers)]
         self._chunk: _Chunk | None = None
         self._ahead: deque[_Chunk] = deque()
         self._chunks: ChunkReader | None = None
-        self.read_seconds = 0.0
+        self.read_seconds = 0.0  # between chunks, if nothing else holds up the threads
         self._read_at = 0
         self._turn = 0
         self._bounds: list[int] | None = None
@@ -147,14 +152,14 @@ class SegmentCycle(Cycle):
         self.size = -(-size // PAGE) * PAGE
 
     @staticmethod
-    def bytes_for(size: int, row_bytes: float) -> int:
+    def bytes_for(size: int, row_bytes: float, *, direct: bool) -> int:
         """Memory of the buffers of that size, with the keys of their rows beside, if rows have so many bytes."""
-        return BUFFERS * (size + 2 * PAGE + 1024) + BUFFERS * int(8 * size / max(1.0, row_bytes))
+        return buffers(direct=direct) * (size + 2 * PAGE + 1024 + int(8 * size / max(1.0, row_bytes)))
 
     @property
     def nbytes(self) -> int:
         """Memory of the buffers as they are, wherever the turn is cut."""
-        return BUFFERS * (self.size + 2 * PAGE + 1024 + (8 * self.most_rows if self.key is not None else 0))
+        return self.buffers * (self.size + 2 * PAGE + 1024 + (8 * self.most_rows if self.key is not None else 0))
 
     @property
     def most_rows(self) -> int:
@@ -221,7 +226,7 @@ class SegmentCycle(Cycle):
             self._ahead.append(self._begin(self._chunks))
         chunk = self._ahead[0]
         coming = sum(other.stop - other.first for other in self._ahead)
-        while len(self._ahead) < BUFFERS and coming < needed and chunk.stop - chunk.first < self.pages:
+        while len(self._ahead) < self.buffers and coming < needed and chunk.stop - chunk.first < self.pages:
             self._ahead.append(self._begin(self._chunks))
             coming += self._ahead[-1].stop - self._ahead[-1].first
         answer = self._chunks.answer()
@@ -230,7 +235,7 @@ class SegmentCycle(Cycle):
             raise self.reader.fault(answer.bad, answer.why)
         self.reads += answer.reads
         self.bytes_read += answer.bytes
-        self.read_seconds += answer.nanoseconds / 1e9
+        self.read_seconds += answer.nanoseconds / 1e9 / self.reader.readers
         self.table.addresses[chunk.buffer.numbers] = chunk.buffer.table
         return chunk
 
@@ -244,7 +249,7 @@ class SegmentCycle(Cycle):
         first, bounds = self._read_at, self.bounds
         stop = bounds[bisect_right(bounds, first)]
         buffer = self._buffers[self._turn]
-        self._turn = (self._turn + 1) % BUFFERS
+        self._turn = (self._turn + 1) % self.buffers
         if len(buffer.memory) != self.size + PAGE:
             buffer.allocate(self.size)
             for number in buffer.numbers.tolist():

@@ -33,6 +33,11 @@ _FAULTS = {
 }
 
 
+def scan_readers(*, direct: bool) -> int:
+    """Threads that read all of R: a second one would take the core of the join if reads were not of the disk itself."""
+    return 2 if direct else 1
+
+
 class SegmentReader:
     """Fetches segments of one set of parts. Opens files when first needed; not thread-safe."""
 
@@ -72,6 +77,11 @@ class SegmentReader:
     def in_flight(self) -> int:
         """Reads at a time that pay."""
         return IN_FLIGHT_CACHED if self.store.local and not self.direct else IN_FLIGHT
+
+    @property
+    def readers(self) -> int:
+        """Threads that read all of R, in turn."""
+        return scan_readers(direct=self.direct)
 
     @property
     def gap(self) -> int:

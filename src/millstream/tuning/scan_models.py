@@ -25,7 +25,7 @@ from ..joins.ssbj import CACHE_SHARE, SemiStreamBalancedJoin
 from ..joins.sweep import KEY_BYTES, RANGES, SORT_BYTES
 from ..kernels.cache_table import CacheTable
 from ..kernels.sketch import FrequencySketch
-from ..kernels.window_table import BUCKET_BYTES, TUPLE_BYTES, WindowTable
+from ..kernels.window_table import TUPLE_BYTES
 from ..master.cycle import SegmentCycle
 from .models import CacheModel, Iteration, Model, fewer
 from .popularity import Floats, recently_used
@@ -33,7 +33,7 @@ from .setting import PAGE, Split, buffer_bytes
 
 
 def waiting(reads: float, read: float, joining: float, once: float) -> float:
-    """Seconds that an iteration waits for its reads of `read` seconds, of which one goes on while the last is joined.
+    """Seconds that an iteration waits for its reads of `read` seconds, of which others go on while one is joined.
 
     `joining` is the work of all pieces, which is spread over the reads; what is done `once` meets a single read.
     """
@@ -46,7 +46,7 @@ class MeshModel(Model):
 
     operator: ClassVar[type[Operator]] = MeshJoin
     one_peak: ClassVar[bool] = False  # an iteration has whole reads
-    largest_part: ClassVar[int] = 5  # there are two of it
+    largest_part: ClassVar[int] = 5  # there are two of it or three
 
     def iteration(self, memory: int, disk_buffer: int) -> Iteration:
         split = self._split(memory, disk_buffer)
@@ -54,8 +54,9 @@ class MeshModel(Model):
 
     def _split(self, memory: int, disk_buffer: int) -> Split:
         split = Split.of(self.operator, self.setting, memory)
-        row_bytes = self.setting.master.statistics.average_row_bytes
-        split.book("disk buffer", SegmentCycle.bytes_for(max(disk_buffer, self.least_buffer), row_bytes))
+        master, size = self.setting.master, max(disk_buffer, self.least_buffer)
+        size = SegmentCycle.bytes_for(size, master.statistics.average_row_bytes, direct=master.direct)
+        split.book("disk buffer", size)
         return split
 
     def _pages(self, memory: int, disk_buffer: int) -> tuple[int, float]:
@@ -72,11 +73,8 @@ class MeshModel(Model):
 
     def _window(self, free: int) -> int:
         """Tuples that the window is made for."""
-        row = self.setting.stream_bytes + WindowTable.bytes_for(1 << 16) / (1 << 16)
-        capacity = max(LEAST_ROWS, int((free - LEAST_BYTES) / row))
-        while capacity > LEAST_ROWS and WindowTable.bytes_for(capacity) + LEAST_BYTES > free:
-            capacity = int(capacity * 0.95)
-        return capacity
+        row = self.setting.stream_bytes + TUPLE_BYTES
+        return max(LEAST_ROWS, int((free - LEAST_BYTES) / row))
 
     def _turning(self, split: Split, disk_buffer: int, *, hits: float) -> Iteration:
         """An iteration when `hits` of the arrivals are served by memory and do not come into the window."""
@@ -156,7 +154,7 @@ class BalancedModel(MeshModel):
         places = int(split.free * CACHE_SHARE / (setting.kept_bytes + entry))
         places = max(16, min(places, setting.master.statistics.rows + 16))
         split.book("master cache", CacheTable.bytes_for(places))
-        waiting = setting.stream_bytes + TUPLE_BYTES + 1.5 * BUCKET_BYTES
+        waiting = setting.stream_bytes + TUPLE_BYTES
         per_key = max(1.0, setting.master.statistics.rows_per_key)
         least = math.floor((per_key * setting.kept_bytes + entry) / waiting) + 1
         cached: Floats = np.zeros(len(setting.popularity.share))
