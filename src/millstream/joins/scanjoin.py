@@ -37,7 +37,7 @@ from .theta import SORTED_BYTES, Matcher, gathered
 from .window import PAGE_OVERHEAD, HeldResults, Packet, Window
 
 DISK_BUFFER = 8 << 20  # larger reads make few and large steps; more hardly helps
-READ_BYTES = 200_000  # what the disk gives while a step of any size is prepared
+READ_BYTES = 120_000  # what the disk gives while a step of any size is prepared
 PARQUET_BUFFER = 16 << 20
 LEAST_ROWS = 64
 LEAST_BYTES = 32 * 1024

@@ -1,10 +1,11 @@
 """The hash table H of a sliding window: stream tuples found by key, that leave in the order in which they came.
 
 Tuples lie in a ring, so a tuple's slot is its number modulo the capacity. The tuples of a bucket hang in a list from
-the oldest to the youngest; whoever is the oldest of all is the first of its bucket, so it leaves without a search.
+the oldest to the youngest and on to the oldest again; the bucket knows the youngest. Whoever is the oldest of all comes
+after the youngest of its bucket, so it leaves without a search.
 
-    ring   | . . 7 8 9 10 11 . . |        buckets --> 7 --> 10          (first, last)
-                 ^ oldest     ^ next                   8
+    ring   | . . 7 8 9 10 11 . . |        buckets --> 10 --> 7 --> 10
+                 ^ oldest     ^ next                   8 --> 8
 
 Tuples come page by page, so the row of a tuple follows from its number and the first one of its page.
 
@@ -21,7 +22,7 @@ from numba import njit, uint64
 from .hashing import mix
 from .memory import prefetch
 
-TUPLE_BYTES = 8 + 4 + 1 + 8 + 2  # key, next of the bucket, whether it has matched; a bucket, the bits of hashes
+TUPLE_BYTES = 8 + 4 + 1 + 4 + 2  # key, next of the bucket, whether it has matched; a bucket, the bits of hashes
 BITS = 8  # of hashes for each tuple, in each of the two sets
 MOST_WORDS = (1 << 26) - 1  # of a set: hashes of bits have 32 bits
 
@@ -40,9 +41,8 @@ class WindowTable:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._first = np.full(max(1, capacity), -1, dtype=np.int32)
-        self._last = np.empty(len(self._first), dtype=np.int32)
-        self._bits = np.zeros((min(MOST_WORDS, -(-BITS * len(self._first) // 64)), 2), dtype=np.uint64)
+        self._youngest = np.full(max(1, capacity), -1, dtype=np.int32)
+        self._bits = np.zeros((min(MOST_WORDS, -(-BITS * max(1, capacity) // 64)), 2), dtype=np.uint64)
         self._key = np.empty(capacity, dtype=np.int64)
         self._following = np.empty(capacity, dtype=np.int32)
         self.matched = np.zeros(capacity, dtype=np.bool_)
@@ -84,9 +84,7 @@ class WindowTable:
         self._insert(keys, hashed)
 
     def _insert(self, keys: np.ndarray, hashed: np.ndarray) -> None:
-        _insert(
-            keys, hashed, self._first, self._last, self._bits, self._key, self._following, self.matched, self._state
-        )
+        _insert(keys, hashed, self._youngest, self._bits, self._key, self._following, self.matched, self._state)
 
     def _note_page(self, page: int) -> None:
         low, high = self._page_range
@@ -109,7 +107,7 @@ class WindowTable:
 
         `at` says where to go on, and holds (0, -2) at first: position in `keys`, and the tuple to look at next.
         """
-        return int(_match(keys, at, slots, rows, self._first, self._bits, self._key, self._following))
+        return int(_match(keys, at, slots, rows, self._youngest, self._bits, self._key, self._following))
 
     def keys(self, first: int, stop: int) -> np.ndarray:
         """The keys of the tuples of some numbers."""
@@ -117,7 +115,7 @@ class WindowTable:
 
     def expire(self, stop: int) -> None:
         """Let the tuples with numbers below `stop` go."""
-        _expire(stop, self._first, self._key, self._following, self._state)
+        _expire(stop, self._youngest, self._key, self._following, self._state)
         low, high = self._page_range
         gone = int(np.searchsorted(self._pages[0, low:high], stop, side="right")) - 1  # but for the last one
         self._page_range = low + max(0, gone), high
@@ -129,7 +127,7 @@ class WindowTable:
         slots = self.slots(self.oldest, self.next)
         other._state[:] = self.oldest
         hashed = np.zeros(len(slots), dtype=np.bool_)
-        _mark_hashed(hashed, self._first, self._following, self.oldest, self.capacity)
+        _mark_hashed(hashed, self._youngest, self._following, self.oldest, self.capacity)
         other._insert(self._key[slots], hashed)
         other._pages, other._page_range = self._pages.copy(), self._page_range
         other.matched[other.slots(self.oldest, self.next)] = self.matched[slots]
@@ -137,8 +135,8 @@ class WindowTable:
 
 
 @njit(inline="always")
-def _bucket(key, first):
-    return np.int64(((mix(uint64(key)) >> uint64(32)) * uint64(first.shape[0])) >> uint64(32))
+def _bucket(key, youngest):
+    return np.int64(((mix(uint64(key)) >> uint64(32)) * uint64(youngest.shape[0])) >> uint64(32))
 
 
 @njit(inline="always")
@@ -148,11 +146,11 @@ def _bit(key, bits):
 
 
 @njit(cache=True, nogil=True)
-def _insert(new_keys, hashed, first, last, bits, key, following, matched, state):
+def _insert(new_keys, hashed, youngest, bits, key, following, matched, state):
     capacity = key.shape[0]
     n = new_keys.shape[0]
     for i in range(n):
-        prefetch(first.ctypes.data + 4 * _bucket(new_keys[min(i + 8, n - 1)], first))
+        prefetch(youngest.ctypes.data + 4 * _bucket(new_keys[min(i + 8, n - 1)], youngest))
         slot = np.int32(state[_NEXT] % capacity)
         turn = (state[_NEXT] // capacity) & 1
         if slot == 0:
@@ -162,12 +160,14 @@ def _insert(new_keys, hashed, first, last, bits, key, following, matched, state)
         matched[slot] = False
         following[slot] = -1
         if hashed[i]:
-            bucket = _bucket(new_keys[i], first)
-            if first[bucket] < 0:
-                first[bucket] = slot
+            bucket = _bucket(new_keys[i], youngest)
+            last = youngest[bucket]
+            if last < 0:
+                following[slot] = slot
             else:
-                following[last[bucket]] = slot
-            last[bucket] = slot
+                following[slot] = following[last]
+                following[last] = slot
+            youngest[bucket] = slot
             bit = _bit(new_keys[i], bits)
             bits[bit >> 6, turn] |= uint64(1) << uint64(bit & 63)
 
@@ -197,7 +197,7 @@ def _refs(slots, oldest, following, capacity, first, page):
 
 
 @njit(cache=True, nogil=True)
-def _match(wanted, at, slots, rows, first, bits, key, following):
+def _match(wanted, at, slots, rows, youngest, bits, key, following):
     limit = slots.shape[0]
     found = 0
     i = at[0]
@@ -218,15 +218,16 @@ def _match(wanted, at, slots, rows, first, bits, key, following):
                 word = bits[bit >> 6, 0] | bits[bit >> 6, 1]
                 m += np.int64((word >> uint64(bit & 63)) & uint64(1))
             for j in range(m):
-                prefetch(first.ctypes.data + 4 * _bucket(wanted[likely[j]], first))
+                prefetch(youngest.ctypes.data + 4 * _bucket(wanted[likely[j]], youngest))
             for j in range(m):
-                head = max(np.int64(0), np.int64(first[_bucket(wanted[likely[j]], first)]))
-                prefetch(key.ctypes.data + 8 * head)
-                prefetch(following.ctypes.data + 4 * head)
+                last = max(np.int64(0), np.int64(youngest[_bucket(wanted[likely[j]], youngest)]))
+                prefetch(key.ctypes.data + 8 * last)
+                prefetch(following.ctypes.data + 4 * last)
         for j in range(m):
             k = wanted[likely[j]]
+            last = np.int64(youngest[_bucket(k, youngest)])
             if slot == -2:
-                slot = np.int64(first[_bucket(k, first)])
+                slot = last
             while slot >= 0:
                 if key[slot] == k:
                     if found == limit:
@@ -237,6 +238,8 @@ def _match(wanted, at, slots, rows, first, bits, key, following):
                     rows[found] = likely[j]
                     found += 1
                 slot = np.int64(following[slot])
+                if slot == last:
+                    break
             slot = -2
         i += size
     at[0] = n
@@ -245,23 +248,30 @@ def _match(wanted, at, slots, rows, first, bits, key, following):
 
 
 @njit(cache=True, nogil=True)
-def _expire(stop, first, key, following, state):
+def _expire(stop, youngest, key, following, state):
     capacity = key.shape[0]
     while state[_OLDEST] < stop:
         coming = key[(state[_OLDEST] + 8) % capacity]
-        prefetch(first.ctypes.data + 4 * _bucket(coming, first))
+        prefetch(youngest.ctypes.data + 4 * _bucket(coming, youngest))
         slot = np.int32(state[_OLDEST] % capacity)
-        bucket = _bucket(key[slot], first)
-        if first[bucket] == slot:
-            first[bucket] = following[slot]
+        bucket = _bucket(key[slot], youngest)
+        last = youngest[bucket]
+        if last == slot:
+            youngest[bucket] = -1
+        elif last >= 0 and following[last] == slot:
+            following[last] = following[slot]
         state[_OLDEST] += 1
 
 
 @njit(cache=True, nogil=True)
-def _mark_hashed(hashed, first, following, oldest, capacity):
+def _mark_hashed(hashed, youngest, following, oldest, capacity):
     base = oldest % capacity if capacity else 0
-    for bucket in range(first.shape[0]):
-        slot = first[bucket]
-        while slot >= 0:
+    for bucket in range(youngest.shape[0]):
+        last = youngest[bucket]
+        if last < 0:
+            continue
+        slot = following[last]
+        while slot != last:
             hashed[(slot - base) % capacity] = True
             slot = following[slot]
+        hashed[(last - base) % capacity] = True
