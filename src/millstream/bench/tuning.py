@@ -28,7 +28,8 @@ RATED = ("meshjoin", "hybridjoin", "moij")
 RATED_MEMORIES = (12_000_000, 20_000_000, 40_000_000)  # whose rates are asked for
 ROWS = 3_500_000
 ERROR, LOSS, SUSTAINED, LESS = 0.15, 0.03, 0.9, 0.7
-ROUNDS = 2  # of calibrating and measuring; the fastest counts. Once from disk
+ROUNDS = 3  # of calibrating and measuring; the fastest counts
+DISK_ROUNDS = 2
 
 Say = Callable[[str], None]
 
@@ -254,7 +255,7 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
         defaults=[(next(points), next(points)) for _ in budgets],
         rated=[_rated(next(sustained), next(sustained)) for _ in asked],
         others=list(points),
-        from_disk=disk.points(over_disk, 1),
+        from_disk=disk.points(over_disk, 1 if quick else DISK_ROUNDS),
     )
 
 
@@ -320,7 +321,7 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         title="Cost models",
         about=f"R has {rows:,} rows of about 120 bytes, a tuple of S has 20. The cost factors are those that "
         "`millstream.tuning.calibrate` measures in less than a minute; every setting is then measured in a process of "
-        "its own, warmed up until the rows that wait have been replaced several times, in two rounds, each with a "
+        "its own, warmed up until the rows that wait have been replaced several times, in several rounds, each with a "
         "calibration: of both the fastest counts. R is read through the page cache, as `ms.join` does by default, and "
         "once more with O_DIRECT, so that every read goes to the disk: on shared machines that is much slower for "
         "seconds to minutes now and then, in the calibration as in the measurement.",

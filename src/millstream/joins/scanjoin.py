@@ -37,7 +37,8 @@ from .theta import SORTED_BYTES, Matcher, gathered
 from .window import PAGE_OVERHEAD, HeldResults, Packet, Window
 
 DISK_BUFFER = 8 << 20  # larger reads make few and large steps; more hardly helps
-READ_BYTES = 120_000  # what the disk gives while a step of any size is prepared
+READ_BYTES = 300_000  # what the page cache gives while a step of any size is prepared
+DIRECT_BYTES = 120_000  # and a disk
 PARQUET_BUFFER = 16 << 20
 LEAST_ROWS = 64
 LEAST_BYTES = 32 * 1024
@@ -164,7 +165,8 @@ class ScanJoin(Operator):
         rate of (M - n s) / (R / s * step + R / disk) tuples a second is the highest at s = sqrt(c (c + M / n)) - c with
         c = step * disk.
         """
-        best = (READ_BYTES * (READ_BYTES + spare / buffers(direct=master.direct))) ** 0.5 - READ_BYTES
+        c = DIRECT_BYTES if master.direct else READ_BYTES
+        best = (c * (c + spare / buffers(direct=master.direct))) ** 0.5 - c
         return cls.least_disk_buffer(master) + min(DISK_BUFFER, int(best))
 
     def _cycle(self, needed: Sequence[str], *, keyless: bool) -> Cycle:
