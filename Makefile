@@ -12,8 +12,8 @@ READY := .venv/.ready
 # Arguments for the command behind demo, bench and test, e.g. make demo ARGS="--kill" or ARGS=join
 ARGS  ?=
 
-# Spark's tests share a process. One that dies is not replaced: pytest-xdist can wait for ever after that (its #1378).
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart=0
+# Two processes (tests/conftest.py). One that dies is not replaced: pytest-xdist can wait for ever after that (its #1378).
+PYTEST = $(BIN)/python -m pytest -n 2 --max-worker-restart=0
 
 # Runs in front of a command that starts Spark: its JVM, and the Python of its workers.
 SPARK = JAVA_HOME="$$(scripts/java.sh)"; export JAVA_HOME PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python";

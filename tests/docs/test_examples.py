@@ -55,7 +55,6 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> None:
     local_session("millstream-docs", **settings)
 
 
-@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_examples_run(page: Path, session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,7 +70,6 @@ def test_examples_run(page: Path, session: None, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 def test_from_nothing_to_a_fresh_table(tmp_path: Path) -> None:
     blocks = SHELL.findall((DOCS / "fresh-table.md").read_text())
     assert len(blocks) > 5

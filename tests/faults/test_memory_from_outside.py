@@ -18,8 +18,6 @@ from faults import memory_worker
 from millstream import joins
 from millstream.master import Master, build_local
 
-pytestmark = pytest.mark.xdist_group("memory")
-
 KEYS = 1_000_000
 BUDGET = 24_000_000
 ALLOWED = BUDGET + 64_000_000
