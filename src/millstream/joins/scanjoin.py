@@ -36,7 +36,7 @@ from .conditions import Condition, as_condition
 from .theta import SORTED_BYTES, Matcher, gathered
 from .window import PAGE_OVERHEAD, HeldResults, Packet, Window
 
-DISK_BUFFER = 8 << 20  # larger reads make few and large steps; more hardly helps
+DISK_BUFFER = 4 << 20  # more is no faster: what was read first has left the caches of the processor
 READ_BYTES = 300_000  # what the page cache gives while a step of any size is prepared
 DIRECT_BYTES = 120_000  # and a disk
 PARQUET_BUFFER = 16 << 20
