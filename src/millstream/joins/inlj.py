@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from ..kernels import segments as kernel
 from ..master import Master
+from ..master.reader import Memory
 from .base import Operator
 
 SLOT_OVERHEAD = 256
@@ -40,10 +41,8 @@ class IndexNestedLoopJoin(Operator):
         filter_bytes = master.statistics.filter_bytes
         room = self.ledger.free - (filter_bytes + (filter_bytes >> 4) if 4 * filter_bytes < self.ledger.budget else 0)
         slots = min(len(index), max(1, room // (self.slot_bytes + SLOT_OVERHEAD)))
-        memory = slots * self.slot_bytes + 4096
-        self.ledger.book("buffer pool", min(self.ledger.free, memory + slots * SLOT_OVERHEAD))
-        self.memory = np.empty(memory, dtype=np.uint8)
-        self.address = (self.memory.ctypes.data + 4095) & -4096
+        self.memory = Memory(slots * self.slot_bytes)
+        self.ledger.book("buffer pool", min(self.ledger.free, self.memory.nbytes + slots * SLOT_OVERHEAD))
         self.held = np.full(slots, -1, dtype=np.int64)
         self.used = np.zeros(slots, dtype=np.int64)
         self.numbers = np.array([self.pages.reserve(self.memory) for _ in range(slots)], dtype=np.int64)
@@ -108,9 +107,9 @@ class IndexNestedLoopJoin(Operator):
         self.held[slots] = -1
         index, reader = self.reader.index, self.reader
         runs = reader.single_runs(missing, slots * self.slot_bytes)
-        bad, why = reader.read(runs, self.address), kernel.SHORT_READ
+        bad, why = reader.read(runs, self.memory.address), kernel.SHORT_READ
         if bad < 0:
-            starts, numbers = runs.position + self.address, self.numbers[slots]
+            starts, numbers = runs.position + self.memory.address, self.numbers[slots]
             bad, why = kernel.map_segments(
                 starts, *index.contents(missing), self.pages.addresses, numbers, self.pages.layout.buffers,
             )  # fmt: skip

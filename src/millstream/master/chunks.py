@@ -26,23 +26,18 @@ import numpy as np
 from ..kernels import chunk_loop as loop
 from ..kernels import segments as kernel
 from ..kernels.layout import Node
-from .reader import PAGE, SegmentReader
+from .reader import PAGE, Memory, SegmentReader
 
 
 class Buffer:
     """A piece of memory with some segments in it, mapped and their keys laid out."""
 
     def __init__(self, columns: int) -> None:
-        self.memory = np.empty(0, dtype=np.uint8)
-        self.address = 0
+        self.memory = Memory(0)
         self.codes = np.empty(0, dtype=np.int64)
         self.starts = np.zeros(1, dtype=np.int64)
         self.table = np.zeros((0, columns), dtype=np.int64)
         self.numbers = np.empty(0, dtype=np.int64)
-
-    def allocate(self, size: int) -> None:
-        self.memory = np.empty(size + PAGE, dtype=np.uint8)
-        self.address = (self.memory.ctypes.data + PAGE - 1) & -PAGE
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ class LocalChunks:
     def ask(self, first: int, stop: int, buffer: Buffer) -> None:
         self.reader.open_parts(first, stop)
         arrays = buffer.table.ctypes.data, buffer.starts.ctypes.data, buffer.codes.ctypes.data
-        loop.ask(self._box, self._wake, self._asked, first, stop, buffer.address, *arrays, len(buffer.codes))
+        loop.ask(self._box, self._wake, self._asked, first, stop, buffer.memory.address, *arrays, len(buffer.codes))
         self._asked += 1
 
     def answer(self) -> Answer:
@@ -188,12 +183,12 @@ class RemoteChunks:
     def _read(self, first: int, stop: int, buffer: Buffer) -> Answer:
         begun = time.perf_counter_ns()
         runs = self.reader.runs(np.arange(first, stop, dtype=np.int64))
-        short = self.reader.read(runs, buffer.address)
+        short = self.reader.read(runs, buffer.memory.address)
         bad, why = (first + int(runs.first[short]) if short >= 0 else -1), kernel.SHORT_READ
         if short < 0:
             index = self.reader.index
             bad, why = kernel.check_chunk(
-                first, stop, buffer.address, runs.position, index.length, index.checksum, index.rows, buffer.table,
-                *self.key, buffer.starts, buffer.codes,
+                first, stop, buffer.memory.address, runs.position, index.length, index.checksum, index.rows,
+                buffer.table, *self.key, buffer.starts, buffer.codes,
             )  # fmt: skip
         return Answer(int(bad), int(why), len(runs.file), int(runs.length.sum()), time.perf_counter_ns() - begun)

@@ -23,7 +23,7 @@ import numpy as np
 from ..kernels import segments as kernel
 from ..kernels.pages import PageTable
 from .chunks import Buffer, ChunkReader, chunk_reader
-from .reader import PAGE, SegmentReader, scan_readers
+from .reader import PAGE, Memory, SegmentReader, scan_readers
 
 NO_CODES = np.empty(0, dtype=np.int64)
 
@@ -250,8 +250,8 @@ class SegmentCycle(Cycle):
         stop = bounds[bisect_right(bounds, first)]
         buffer = self._buffers[self._turn]
         self._turn = (self._turn + 1) % self.buffers
-        if len(buffer.memory) != self.size + PAGE:
-            buffer.allocate(self.size)
+        if buffer.memory.size != self.size:
+            buffer.memory = Memory(self.size)
             for number in buffer.numbers.tolist():
                 self.table.owners[number] = buffer.memory
         if len(buffer.numbers) < stop - first:

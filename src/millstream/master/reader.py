@@ -223,9 +223,10 @@ class Runs:
 
 
 class Memory:
-    """A piece of memory from an address that the disk can read to directly; it lives as long as this object."""
+    """`size` bytes from an address that the disk can read to directly; they live as long as this object."""
 
     def __init__(self, size: int) -> None:
+        self.size = size
         self._bytes = np.empty(size + PAGE, dtype=np.uint8)
         self.address = (self._bytes.ctypes.data + PAGE - 1) & -PAGE
         self.nbytes = self._bytes.nbytes
@@ -280,7 +281,8 @@ class DiskBuffer:
 
     def start(self, wanted: np.ndarray, *, in_flight: int = 0) -> None:
         """Begin to read segments; with `in_flight` in the background, otherwise when `finish` is called."""
-        wait(self._pending)  # of a join that was given up
+        if self._pending:
+            wait(self._pending)  # of a join that was given up
         self._wanted = wanted
         self._runs = self.reader.runs(wanted)
         assert self._runs.nbytes <= self.size
