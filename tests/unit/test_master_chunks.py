@@ -24,7 +24,8 @@ from millstream.kernels import chunk_loop
 from millstream.kernels.layout import Layout
 from millstream.kernels.pages import PageTable
 from millstream.master import Master, build_local
-from millstream.master.reader import IN_FLIGHT, DiskBuffer, SegmentReader, scan_readers
+from millstream.master.chunks import scan_readers
+from millstream.master.reader import IN_FLIGHT, DiskBuffer, SegmentReader
 
 ROWS = 30_000
 

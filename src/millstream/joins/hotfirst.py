@@ -19,7 +19,7 @@ import pyarrow as pa
 from ..kernels.cache_table import CacheTable
 from ..kernels.stream_table import StreamTable
 from ..master import Master
-from ..master.reader import PAGE
+from ..master.part_files import PAGE
 from .hybridjoin import LEAST_WAITING_BYTES
 from .waiting import WaitingRows
 from .xhybridjoin import XHybridJoin

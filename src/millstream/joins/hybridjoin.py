@@ -28,7 +28,8 @@ import pyarrow as pa
 from ..kernels import segments as kernel
 from ..kernels.stream_table import StreamTable
 from ..master import Master
-from ..master.reader import PAGE, DiskBuffer
+from ..master.part_files import PAGE
+from ..master.reader import DiskBuffer
 from ..units import parse_bytes
 from .base import Operator, Remaining
 from .waiting import SLACK, WaitingRows

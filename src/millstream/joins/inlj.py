@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ..kernels import segments as kernel
 from ..master import Master
-from ..master.reader import Memory
+from ..master.part_files import Memory
 from .base import Operator
 
 SLOT_OVERHEAD = 256

@@ -18,7 +18,8 @@ from typing import ClassVar
 import numpy as np
 
 from ..kernels.cache_table import CacheTable
-from ..master.reader import PAGE, DiskBuffer
+from ..master.part_files import PAGE
+from ..master.reader import DiskBuffer
 from .base import Remaining
 from .hybridjoin import HybridJoin, partition_segments
 

@@ -29,7 +29,7 @@ WORDS = (_ANSWERS + 8 * SLOTS * ANSWER) // 8
 
 @njit(cache=True, nogil=True)
 def serve_chunks(
-    box, asleep, awake, part_start, offset, length, checksum, rows, descriptors, gap, page, buffers, buffer, width
+    box, asleep, awake, part_start, begin, mark, length, checksum, most, descriptors, page, buffers, buffer, width
 ):  # fmt: skip
     """Do `read_chunk` for each request until the pipe `asleep` is closed; `awake` is that of the asker."""
     shared = box.ctypes.data
@@ -43,7 +43,7 @@ def serve_chunks(
         starts = carray(words_at(asked[4]), (stop - first + 1,))
         codes = carray(words_at(asked[5]), (asked[6],))
         answer[0], answer[1] = read_chunk(
-            first, stop, asked[2], part_start, offset, length, checksum, rows, descriptors, gap, page, table, buffer,
+            first, stop, asked[2], part_start, begin, mark, length, checksum, most, descriptors, page, table, buffer,
             width, starts, codes, answer[2:4],
         )  # fmt: skip
         answer[4] = _nanoseconds() - begun

@@ -9,6 +9,7 @@ from .checksum import block_checksum
 from .memory import copy_bytes, load_i8, load_i16, load_i32, load_i64, load_u16, load_u32, pread
 
 OK, SHORT_READ, BAD_CHECKSUM, BAD_MESSAGE = range(4)
+MARKED = 64  # segments from one whose offset is kept to the next, in the index for a scan
 
 
 @njit(cache=True, nogil=True)
@@ -192,20 +193,83 @@ def key_at(address, width, row):
 
 
 @njit(cache=True, nogil=True)
-def check_chunk(first, stop, address, places, length, checksum, rows, table, buffer, width, starts, codes):
+def offset_of(segment, file, part_start, begin, mark, length):
+    """Where a segment of part `file` lies in its file, if that has its segments one after the other."""
+    marked = segment // MARKED
+    at = marked * MARKED
+    if at > part_start[file]:
+        offset = mark[marked]
+    else:
+        at = part_start[file]
+        offset = begin[file]
+    while at < segment:
+        offset += np.int64(length[at])
+        at += 1
+    return offset
+
+
+@njit(cache=True, nogil=True)
+def plan_chunk(first, stop, part_start, begin, mark, length, page, runs, places):
+    """Runs of bytes, one for each part, that bring segments `first` to `stop`, as `plan_runs` would make them."""
+    k = 0
+    target = np.int64(0)
+    file = np.searchsorted(part_start, first, side="right") - 1
+    s = first
+    while s < stop:
+        while s >= part_start[file + 1]:
+            file += 1
+        at = offset_of(s, file, part_start, begin, mark, length)
+        runs[0, k] = file
+        runs[1, k] = at - at % page if page else at
+        runs[3, k] = target
+        runs[4, k] = s - first
+        last = min(stop, part_start[file + 1])
+        while s < last:
+            places[s - first] = target + at - runs[1, k]
+            at += np.int64(length[s])
+            s += 1
+        target = _close_run(runs, k, at, page)
+        k += 1
+    return k
+
+
+@njit(cache=True, nogil=True)
+def largest_chunk(low, high, chunks, part_start, length, slack):
+    """Bytes of the largest of so many chunks that segments `low` to `high` are cut into, with `slack` for each run."""
+    largest = np.int64(0)
+    file = np.searchsorted(part_start, low, side="right") - 1
+    for chunk in range(chunks):
+        s = low + (high - low) * chunk // chunks
+        stop = low + (high - low) * (chunk + 1) // chunks
+        size = np.int64(slack)
+        while s < stop:
+            if s >= part_start[file + 1]:
+                file += 1
+                size += slack
+                continue
+            size += np.int64(length[s])
+            s += 1
+        largest = max(largest, size)
+    return largest
+
+
+@njit(cache=True, nogil=True)
+def check_chunk(first, stop, address, places, length, checksum, most, table, buffer, width, starts, codes):
     """Check segments `first` to `stop` of an index, that lie at `places` behind an address, and map each to a row.
 
-    `starts` takes the number of rows before each segment and in all, `codes` the keys of all rows, which lie in a
-    buffer of each segment, in so many bytes; there are none if `buffer` is -1. (first bad one, why) or (-1, OK)
+    None has more than `most` rows. `starts` takes the number of rows before each segment and in all, `codes` the keys
+    of all rows, which lie in a buffer of each segment, in so many bytes; there are none if `buffer` is -1. (first bad
+    one, why) or (-1, OK)
     """
     k = 0
     starts[0] = 0
     for s in range(stop - first):
-        at = first + s
-        why = _map_checked(address + places[s], length[at], checksum[at], rows[at], table[s], table.shape[1])
-        if why != OK:
-            return at, why
-        count = np.int64(rows[at])
+        at, size = address + places[s], np.int64(length[first + s])
+        if np.uint32(block_checksum(at, size) & np.uint64(0xFFFFFFFF)) != checksum[first + s]:
+            return first + s, BAD_CHECKSUM
+        count = map_segment(at, size, table[s], table.shape[1])
+        if count < 0 or count > most or (buffer >= 0 and k + count > codes.shape[0]):
+            return first + s, BAD_MESSAGE
         starts[s + 1] = starts[s] + count
         if buffer >= 0:
             keys = table[s, buffer]
@@ -217,17 +281,16 @@ def check_chunk(first, stop, address, places, length, checksum, rows, table, buf
 
 @njit(cache=True, nogil=True)
 def read_chunk(
-    first, stop, address, part_start, offset, length, checksum, rows, descriptors, gap, page, table, buffer, width,
+    first, stop, address, part_start, begin, mark, length, checksum, most, descriptors, page, table, buffer, width,
     starts, codes, read
 ):  # fmt: skip
     """Read segments `first` to `stop`, then check and map them as `check_chunk` does.
 
     `read` takes the number of reads and of bytes.
     """
-    wanted = np.arange(first, stop)
-    runs = np.empty((5, stop - first + 1), dtype=np.int64)
+    runs = np.empty((5, stop - first), dtype=np.int64)
     places = np.empty(stop - first, dtype=np.int64)
-    count = plan_runs(wanted, part_start, offset, length, gap, page, runs, places)
+    count = plan_chunk(first, stop, part_start, begin, mark, length, page, runs, places)
     read[0] = count
     read[1] = 0
     for i in range(count):
@@ -236,7 +299,7 @@ def read_chunk(
         if read_runs(descriptor, runs[1, i : i + 1], runs[2, i : i + 1], max(0, page - 1), target) >= 0:
             return first + runs[4, i], SHORT_READ
         read[1] += runs[2, i]
-    return check_chunk(first, stop, address, places, length, checksum, rows, table, buffer, width, starts, codes)
+    return check_chunk(first, stop, address, places, length, checksum, most, table, buffer, width, starts, codes)
 
 
 @njit(cache=True, nogil=True)

@@ -26,7 +26,42 @@ import numpy as np
 from ..kernels import chunk_loop as loop
 from ..kernels import segments as kernel
 from ..kernels.layout import Node
-from .reader import PAGE, Memory, SegmentReader
+from .index import ScanIndex
+from .part_files import Memory, PartFiles, Runs
+
+
+def scan_readers(*, direct: bool) -> int:
+    """Threads that read all of R: a second one would take the core of the join if reads were not of the disk itself."""
+    return 2 if direct else 1
+
+
+class ScanReader(PartFiles):
+    """Reads chunks of neighbouring segments of one set of parts."""
+
+    index: ScanIndex
+
+    @property
+    def readers(self) -> int:
+        """Threads that read, in turn."""
+        return scan_readers(direct=self.direct)
+
+    def open_parts(self, first: int, stop: int) -> None:
+        """Open the files of neighbouring segments."""
+        if len(self._handles) + len(self._files) < len(self.parts):
+            low, high = (np.searchsorted(self.index.part_start, (first, stop - 1), side="right") - 1).tolist()
+            for number in range(low, high + 1):
+                self._open(number)
+
+    def runs(self, first: int, stop: int) -> Runs:
+        """The reads that bring neighbouring segments."""
+        index = self.index
+        runs = np.empty((5, stop - first), dtype=np.int64)
+        places = np.empty(stop - first, dtype=np.int64)
+        count = kernel.plan_chunk(
+            first, stop, index.part_start, index.begin, index.mark, index.length, self.page, runs, places
+        )
+        file, offset, length, target, begun = runs[:, :count]
+        return Runs(file.astype(np.int32), offset, length, target, places, np.append(begun, stop - first))
 
 
 class Buffer:
@@ -67,7 +102,7 @@ class ChunkReader(Protocol):
         """Wait for the threads to end."""
 
 
-def chunk_reader(reader: SegmentReader, buffers: Sequence[Buffer], key: Node | None) -> ChunkReader:
+def chunk_reader(reader: ScanReader, buffers: Sequence[Buffer], key: Node | None) -> ChunkReader:
     """What reads chunks into these buffers; the clustering keys are laid out if `key` says where they are."""
     place = (key.first + 1, key.width) if key is not None else (-1, 8)
     if not reader.store.local:
@@ -104,7 +139,7 @@ class InTurn:
 class LocalChunks:
     """Through a compiled loop. The thread keeps alive what it writes to, and ends when this object does."""
 
-    def __init__(self, reader: SegmentReader, buffers: Sequence[Buffer], key: int, width: int) -> None:
+    def __init__(self, reader: ScanReader, buffers: Sequence[Buffer], key: int, width: int) -> None:
         self.reader = reader
         self._box = np.zeros(loop.WORDS, dtype=np.int64)
         self._asked = self._answered = 0
@@ -140,13 +175,13 @@ class LocalChunks:
 
 
 def _serve(
-    box: np.ndarray, asleep: int, wake: int, reader: SegmentReader, buffers: tuple[Buffer, ...], key: int, width: int
+    box: np.ndarray, asleep: int, wake: int, reader: ScanReader, buffers: tuple[Buffer, ...], key: int, width: int
 ) -> None:
     try:
         index = reader.index
         loop.serve_chunks(
-            box, asleep, wake, index.part_start, index.offset, index.length, index.checksum, index.rows,
-            reader.descriptors, reader.gap, PAGE if reader.direct else 0, buffers[0].table.shape[1], key, width,
+            box, asleep, wake, index.part_start, index.begin, index.mark, index.length, index.checksum,
+            index.most_rows, reader.descriptors, reader.page, buffers[0].table.shape[1], key, width,
         )  # fmt: skip
     finally:
         _close(asleep, wake)
@@ -160,7 +195,7 @@ def _close(*descriptors: int) -> None:
 class RemoteChunks:
     """Through pyarrow's filesystems."""
 
-    def __init__(self, reader: SegmentReader, buffers: Sequence[Buffer], key: int, width: int) -> None:
+    def __init__(self, reader: ScanReader, buffers: Sequence[Buffer], key: int, width: int) -> None:
         self.reader = reader
         self.key = key, width
         self._pool = ThreadPoolExecutor(reader.readers, thread_name_prefix="millstream-scan")
@@ -182,13 +217,13 @@ class RemoteChunks:
 
     def _read(self, first: int, stop: int, buffer: Buffer) -> Answer:
         begun = time.perf_counter_ns()
-        runs = self.reader.runs(np.arange(first, stop, dtype=np.int64))
+        runs = self.reader.runs(first, stop)
         short = self.reader.read(runs, buffer.memory.address)
         bad, why = (first + int(runs.first[short]) if short >= 0 else -1), kernel.SHORT_READ
         if short < 0:
             index = self.reader.index
             bad, why = kernel.check_chunk(
-                first, stop, buffer.memory.address, runs.position, index.length, index.checksum, index.rows,
+                first, stop, buffer.memory.address, runs.position, index.length, index.checksum, index.most_rows,
                 buffer.table, *self.key, buffer.starts, buffer.codes,
             )  # fmt: skip
         return Answer(int(bad), int(why), len(runs.file), int(runs.length.sum()), time.perf_counter_ns() - begun)

@@ -22,8 +22,8 @@ import numpy as np
 
 from ..kernels import segments as kernel
 from ..kernels.pages import PageTable
-from .chunks import Buffer, ChunkReader, chunk_reader
-from .reader import PAGE, Memory, SegmentReader, scan_readers
+from .chunks import Buffer, ChunkReader, ScanReader, chunk_reader, scan_readers
+from .part_files import PAGE, Memory
 
 NO_CODES = np.empty(0, dtype=np.int64)
 
@@ -132,7 +132,7 @@ class SegmentCycle(Cycle):
     begins with a chunk also ends with one.
     """
 
-    def __init__(self, reader: SegmentReader, pages: PageTable, *, key: str | None, size: int) -> None:
+    def __init__(self, reader: ScanReader, pages: PageTable, *, key: str | None, size: int) -> None:
         super().__init__(len(reader.index), buffers(direct=reader.direct))
         self.reader = reader
         self.table = pages
@@ -145,10 +145,6 @@ class SegmentCycle(Cycle):
         self._read_at = 0
         self._turn = 0
         self._bounds: list[int] | None = None
-        index = reader.index
-        self._all_rows = int(index.rows.sum(dtype=np.int64))
-        self._most_of_one = int(index.rows.max(initial=0))
-        self._density = float(np.divide(index.rows, index.length, dtype=np.float64).max(initial=0))  # rows of a byte
         self.size = -(-size // PAGE) * PAGE
 
     @staticmethod
@@ -164,8 +160,9 @@ class SegmentCycle(Cycle):
     @property
     def most_rows(self) -> int:
         """No chunk has more rows, wherever the turn is cut: it is one segment, or all of them fit into the buffer."""
-        fitting = 1 + int(max(0, self.size - 2 * PAGE) * self._density)
-        return min(self._all_rows, max(self._most_of_one, fitting))
+        index = self.reader.index
+        fitting = 1 + int(max(0, self.size - 2 * PAGE) * index.density)
+        return min(index.rows, max(index.most_rows, fitting))
 
     @property
     def step(self) -> int:
@@ -185,16 +182,12 @@ class SegmentCycle(Cycle):
 
     def _cut(self) -> list[int]:
         """Cut the pages of a turn into as few chunks as fit."""
-        file, offset, length = self.reader.index.places(np.arange(self.low, self.high))
-        stop = offset + length
-        taken = length + 2 * PAGE
-        taken[1:] = np.where(file[1:] == file[:-1], stop[1:] - stop[:-1], taken[1:])
-        upto = np.concatenate(([0], np.cumsum(taken)))
-        chunks = max(1, min(self.pages, -(-int(upto[-1]) // self.size)))
+        index = self.reader.index
+        chunks = max(1, min(self.pages, -(-int(index.length[self.low : self.high].sum(dtype=np.int64)) // self.size)))
         while True:
-            bounds = np.arange(chunks + 1, dtype=np.int64) * self.pages // chunks
-            if chunks >= self.pages or int(np.diff(upto[bounds]).max(initial=0)) + 2 * PAGE <= self.size:
-                return (bounds + self.low).tolist()
+            size = kernel.largest_chunk(self.low, self.high, chunks, index.part_start, index.length, 2 * PAGE)
+            if chunks >= self.pages or size <= self.size:
+                return (np.arange(chunks + 1, dtype=np.int64) * self.pages // chunks + self.low).tolist()
             chunks = min(self.pages, chunks + 1 + chunks // 64)
 
     def restrict(self, share: int, shares: int) -> None:

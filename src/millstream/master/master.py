@@ -13,8 +13,9 @@ from ..kernels.keys import KeyCodec
 from ..kernels.layout import Layout as ColumnLayout
 from ..kernels.pages import PageTable
 from . import manifest as manifests
+from .chunks import ScanReader
 from .files import Store
-from .index import KeyFilter, SegmentIndex, index_bytes, load_filter, load_index
+from .index import KeyFilter, SegmentIndex, index_bytes, load_filter, load_index, load_scan_index, scan_bytes
 from .manifest import Layout, Manifest, Part, Statistics
 from .parts import DENSE_SCHEMA, stored_schema
 from .reader import DiskBuffer, SegmentReader
@@ -117,7 +118,7 @@ class Master:
     @property
     def scan_bytes(self) -> int:
         """Memory that the index takes for a scan, which needs no keys."""
-        return index_bytes(self.manifest.parts, self.statistics.max_segment_bytes, keys=False)
+        return scan_bytes(self.manifest.parts, self.statistics.max_segment_bytes)
 
     def load_filter(self) -> KeyFilter:
         """The membership filter over all keys."""
@@ -131,10 +132,10 @@ class Master:
         """A reader of the segments that hold the rows."""
         return SegmentReader(self.store, self.manifest.parts, self.index, direct=self.direct)
 
-    def scan_reader(self, *, null_keys: bool = False) -> SegmentReader:
+    def scan_reader(self, *, null_keys: bool = False) -> ScanReader:
         """A reader for scans of all segments, on request also of those with rows whose key is NULL."""
         parts = (*self.manifest.parts, *(self.manifest.null_parts if null_keys else ()))
-        return SegmentReader(self.store, parts, load_index(self.store, parts, keys=False), direct=self.direct)
+        return ScanReader(self.store, parts, load_scan_index(self.store, parts), direct=self.direct)
 
     def dense_reader(self) -> SegmentReader:
         """A reader of the on-disk index (layout "frequency")."""

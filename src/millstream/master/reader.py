@@ -2,70 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from ..errors import CorruptMaster, MasterNotFound
 from ..kernels import segments as kernel
 from ..kernels.pages import PageTable
 from .files import Store
 from .index import SegmentIndex
 from .manifest import Part
+from .part_files import PAGE, Memory, PartFiles, Runs
 
-PAGE = 4096
 GAP = PAGE // 2  # reading over a gap this small is cheaper than a second read
 DIRECT_GAP = 32 * 1024  # where each read goes to the disk
 IN_FLIGHT = 4
 IN_FLIGHT_CACHED = 2  # through the page cache a read is mostly work of the processor
 
 
-_FAULTS = {
-    kernel.SHORT_READ: "is cut off",
-    kernel.BAD_CHECKSUM: "is damaged: its checksum does not fit its content",
-    kernel.BAD_MESSAGE: "is damaged: it is not a record batch",
-}
+class SegmentReader(PartFiles):
+    """Fetches segments of one set of parts."""
 
-
-def scan_readers(*, direct: bool) -> int:
-    """Threads that read all of R: a second one would take the core of the join if reads were not of the disk itself."""
-    return 2 if direct else 1
-
-
-class SegmentReader:
-    """Fetches segments of one set of parts. Opens files when first needed; not thread-safe."""
+    index: SegmentIndex
 
     def __init__(self, store: Store, parts: tuple[Part, ...], index: SegmentIndex, *, direct: bool = False) -> None:
-        self.store = store
-        self.parts = parts
-        self.index = index
-        self.direct = direct and store.local
-        self._slack = PAGE - 1 if self.direct else 0
-        self._handles: dict[int, int] = {}
-        self._files: dict[int, pa.NativeFile] = {}
+        super().__init__(store, parts, index, direct=direct)
         self._pool: ThreadPoolExecutor | None = None
-        self.descriptors = np.full(len(parts), -1, dtype=np.int32)
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
-        for handle in self._handles.values():
-            os.close(handle)
-        for file in self._files.values():
-            file.close()
-        self._handles, self._files = {}, {}
-        self.descriptors[:] = -1
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
+        super().close()
 
     @property
     def pool(self) -> ThreadPoolExecutor:
@@ -79,11 +48,6 @@ class SegmentReader:
         return IN_FLIGHT_CACHED if self.store.local and not self.direct else IN_FLIGHT
 
     @property
-    def readers(self) -> int:
-        """Threads that read all of R, in turn."""
-        return scan_readers(direct=self.direct)
-
-    @property
     def gap(self) -> int:
         """Bytes between two segments that are read along rather than skipped."""
         return DIRECT_GAP if self.direct else GAP
@@ -93,8 +57,9 @@ class SegmentReader:
         index = self.index
         runs = np.empty((5, len(wanted) + 1), dtype=np.int64)
         places = np.empty(len(wanted), dtype=np.int64)
-        page = PAGE if self.direct else 0
-        count = kernel.plan_runs(wanted, index.part_start, index.offset, index.length, self.gap, page, runs, places)
+        count = kernel.plan_runs(
+            wanted, index.part_start, index.offset, index.length, self.gap, self.page, runs, places
+        )
         file, offset, length, target, first = runs[:, :count]
         return Runs(file.astype(np.int32), offset, length, target, places, np.append(first, len(wanted)))
 
@@ -145,91 +110,6 @@ class SegmentReader:
         starts, sizes, sums, counts, rows = (array[low:high] for array in segments)
         bad, why = kernel.map_segments(starts, sizes, sums, counts, rows, np.arange(high - low), rows.shape[1])
         return (int(low + bad) if bad >= 0 else -1), int(why)
-
-    def open_parts(self, first: int, stop: int) -> None:
-        """Open the files of neighbouring segments."""
-        if len(self._handles) + len(self._files) < len(self.parts):
-            low, high = self.index.places(np.array([first, stop - 1]))[0].tolist()
-            for number in range(low, high + 1):
-                self._open(number)
-
-    def read(self, runs: Runs, address: int) -> int:
-        """Read runs in this thread, one after the other."""
-        for number in np.unique(runs.file).tolist():
-            self._open(number)
-        if not self.store.local:
-            for i in range(len(runs.file)):
-                short = self._read_remote(runs, i, address)
-                if short >= 0:
-                    return short
-            return -1
-        targets = runs.target + address
-        return int(kernel.read_runs(self.descriptors[runs.file], runs.offset, runs.length, self._slack, targets))
-
-    def _read_remote(self, runs: Runs, i: int, address: int) -> int:
-        data = self._files[int(runs.file[i])].read_at(int(runs.length[i]), int(runs.offset[i]))
-        if len(data) < runs.length[i]:
-            return i
-        raw = np.frombuffer(data, dtype=np.uint8)
-        kernel.copy_to(raw.ctypes.data, address + int(runs.target[i]), raw.nbytes)
-        return -1
-
-    def _open(self, number: int) -> None:
-        if number in self._handles or number in self._files:
-            return
-        name = self.store.full(self.parts[number].file)
-        try:
-            if self.store.local:
-                handle = os.open(name, os.O_RDONLY | (os.O_DIRECT if self.direct else 0))
-                self._handles[number] = handle
-                self.descriptors[number] = handle
-            else:
-                self._files[number] = self.store.fs.open_input_file(name)
-        except FileNotFoundError as error:
-            raise MasterNotFound(
-                f"{name} is gone: this version of the master was dropped; open the master again"
-            ) from error
-
-    def fault(self, segment: int, why: int) -> CorruptMaster:
-        """What to raise for a segment that a kernel has found bad."""
-        return CorruptMaster(f"{self.describe(segment)} {_FAULTS[why]}; build the master again")
-
-    def describe(self, segment: int) -> str:
-        """A segment for an error message: its file, its number and where it lies."""
-        number, offset, length = (int(value) for value in self.index.places(segment))
-        inside = segment - int(self.index.part_start[number])
-        where = f"bytes {offset} to {offset + length}"
-        return f"segment {inside} of {self.store.full(self.parts[number].file)} ({where})"
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Reads to be made: file, offset and length of each, where it goes, and where each wanted segment then starts.
-
-    Read i brings the wanted segments `first[i]` to `first[i + 1]`.
-    """
-
-    file: np.ndarray
-    offset: np.ndarray
-    length: np.ndarray
-    target: np.ndarray
-    position: np.ndarray
-    first: np.ndarray
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory from the first target to the end of the last run."""
-        return int(self.target[-1] + self.length[-1]) if len(self.target) else 0
-
-
-class Memory:
-    """`size` bytes from an address that the disk can read to directly; they live as long as this object."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._bytes = np.empty(size + PAGE, dtype=np.uint8)
-        self.address = (self._bytes.ctypes.data + PAGE - 1) & -PAGE
-        self.nbytes = self._bytes.nbytes
 
 
 Fault = tuple[int, int]  # the first bad one of the wanted segments, and why; -1 if there is none
