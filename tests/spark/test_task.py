@@ -13,7 +13,7 @@ from millstream import joins
 from millstream.master import Master, build_local
 from millstream.master.files import Store
 from millstream.spark import join_metrics, pins, warm
-from millstream.spark.metrics import CARRIER, NAMES, observation_name
+from millstream.spark.metrics import CARRIER, NAMES, Carriers, observation_name
 from millstream.spark.task import JoinTask
 
 STREAM = pa.schema([pa.field("event", pa.int64(), nullable=False), pa.field("k", pa.int64())])
@@ -46,7 +46,7 @@ def task_for(master, **changes):
         "direct": False,
         "stream": STREAM,
         "output": joins.output_schema(STREAM, master, on="k", how="left"),
-        "carriers": True,
+        "carriers": Carriers(),
     }
     return pickle.loads(pickle.dumps(JoinTask(**{**planned, **changes})))
 

@@ -47,6 +47,7 @@ class Operator(ABC):
 
     name: ClassVar[str]
     options: ClassVar[tuple[str, ...]] = ()  # further arguments that the algorithm takes
+    output_share: ClassVar[int] = 16  # one part of so many of the memory to spare is for results
     marker: str | None = None  # a column more of results, that says whether a row matched
 
     def __init__(
@@ -78,8 +79,7 @@ class Operator(ABC):
         self.spare = (
             budget - least
         )  # what optional parts are scaled by, so that the least budget holds the least of each
-        self.output_bytes = self._least_output(master) + min(self.spare // 16, 8 << 20)
-        self.slice_rows = LEAST_SLICE + min(self.spare // (32 * WORK_BYTES), 16_384 - LEAST_SLICE)
+        self.output_bytes, self.slice_rows = self.output_and_slice(master, self.spare)
         self.ledger.book("index", self._index_bytes(master))
         self.ledger.book("output", self.output_bytes)
         self.ledger.book("work", self.slice_rows * WORK_BYTES)
@@ -90,6 +90,12 @@ class Operator(ABC):
         self.collected: CollectedResults | None = None
         self._absent = 0
         self._row_bytes = 256.0
+
+    @classmethod
+    def output_and_slice(cls, master: Master, spare: int) -> tuple[int, int]:
+        """Bytes for results, and stream rows that are in hand at a time, with so many bytes to spare."""
+        output = cls._least_output(master) + min(spare // cls.output_share, 8 << 20)
+        return output, LEAST_SLICE + min(spare // (32 * WORK_BYTES), 16_384 - LEAST_SLICE)
 
     def _open(self, master: Master) -> None:
         """Get ready to find segments by key."""

@@ -52,6 +52,7 @@ class ScanJoin(Operator):
     """
 
     options: ClassVar[tuple[str, ...]] = ("disk_buffer", "window", "ordered", "condition", "drained")
+    output_share: ClassVar[int] = 32  # every row more in the window saves as much of R
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from ..errors import BudgetTooSmall, ColumnClash, InputError
 from ..joins.conditions import Condition, as_condition
 from ..master import Master, ParquetScan
 from ..units import format_bytes, parse_bytes
-from .metrics import CARRIER, CARRIER_FIELD, is_observation, observation_name, observed
+from .metrics import CARRIER, Carriers, is_observation, observation_name, observed
 from .scan import ScanTask, joined, shares_of
 from .task import JoinTask
 from .types import arrow_schema, check_collation, column, plain_names, spark_fields
@@ -85,6 +85,8 @@ def join(
         )
     if shuffle and pairs:
         stream_df = stream_df.repartition(*[column(name) for name in pairs])
+    fields = [*stream_df.schema.fields, *spark_fields(output)[len(stream) :]]
+    carriers = (Carriers() if scans else Carriers.among(fields)) if metrics is not False else None
     task = JoinTask(
         path=opened.path,
         version=opened.version,
@@ -97,20 +99,18 @@ def join(
         direct=opened.direct,
         stream=stream,
         output=output,
-        carriers=metrics is not False,
+        carriers=carriers,
     )
-    fields = [*stream_df.schema.fields, *spark_fields(output)[len(stream) :]]
     stream_df = stream_df.toDF(*plain_names(stream_df))
     with own_workers(stream_df.sparkSession, task.identity):
         if scans:
             results = joined(stream_df, _scan_task(stream_df, task, opened, known, ordered=ordered), fields)
-            if metrics is False:
-                return results
-            return observed(results, observation_name(opened.path) if metrics is None or metrics is True else metrics)
-        if metrics is False:
-            return stream_df.mapInArrow(task, StructType(fields))
-        results = stream_df.mapInArrow(task, StructType([*fields, CARRIER_FIELD]))
-    return observed(results, observation_name(opened.path) if metrics is None or metrics is True else metrics)
+        else:
+            results = stream_df.mapInArrow(task, StructType([*fields, *(carriers.fields if carriers else [])]))
+    if carriers is None:
+        return results
+    name = observation_name(opened.path) if metrics is None or isinstance(metrics, bool) else metrics
+    return observed(results, name, carriers)
 
 
 def _scan_task(

@@ -1,25 +1,32 @@
 """Counters of the join operators on their way to the driver.
 
-Each task ends with one row more than it has results: a carrier, whose column `CARRIER` holds the task's counters (it
-is NULL in all other rows). Spark's `observe` adds them up and reports them with the query's progress, in local mode,
-on a cluster and through Spark Connect alike; a filter then removes the carriers. One aggregate collects the carriers
-and the sums are made of them at the end, because observed aggregates are evaluated for every row.
+Each task ends with one row more than it has results: a carrier, which holds the task's counters. Spark's `observe` adds
+them up and reports them with the query's progress, in local mode, on a cluster and through Spark Connect alike; a
+filter then removes the carriers. One aggregate collects them and the sums are made at the end, because observed
+aggregates are evaluated for every row.
+
+Counters travel in a text of the results, behind a token that no text begins with by chance. Spark then hands rows on as
+they are. Results without a text get a column for the counters (NULL in all other rows), and to drop it again Spark
+copies every row, which takes as long as a fifth of its way to Python and back.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, LongType, StructField
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField
 
 from ..stats import JoinStats
+from .types import column
 
 CARRIER = "__millstream__"
 CARRIER_TYPE = pa.list_(pa.int64())
@@ -47,12 +54,71 @@ def task_counters(before: JoinStats, after: JoinStats, version: int) -> list[int
     return [{"tasks": 1, "version": version, **counters}[name] for name in NAMES]
 
 
-def observed(results: DataFrame, name: str | Observation) -> DataFrame:
+@dataclass(frozen=True)
+class Carriers:
+    """Where counters travel: in a text of the results, behind a token, or in a column of their own without one."""
+
+    column: str = CARRIER
+    token: str | None = None
+
+    @classmethod
+    def among(cls, fields: Sequence[StructField]) -> Carriers:
+        """The way for results with these columns."""
+        texts = [entry.name for entry in fields if entry.dataType == StringType()]
+        return cls(texts[-1], f"{CARRIER}{uuid.uuid4().hex}:") if texts else cls()
+
+    @property
+    def fields(self) -> list[StructField]:
+        """Columns of their own that they need."""
+        return [] if self.token else [CARRIER_FIELD]
+
+    def beside(self, results: pa.RecordBatch) -> pa.RecordBatch:
+        """Results as they go to Spark."""
+        if self.token:
+            return results
+        empty = pa.nulls(results.num_rows, CARRIER_TYPE)
+        return pa.RecordBatch.from_arrays([*results.columns, empty], names=[*results.schema.names, CARRIER])
+
+    def carrier(self, row: pa.RecordBatch, counters: list[int]) -> pa.RecordBatch:
+        """A row of any content with counters."""
+        if not self.token:
+            columns = [*row.columns, pa.array([counters], CARRIER_TYPE)]
+            return pa.RecordBatch.from_arrays(columns, names=[*row.schema.names, CARRIER])
+        at = row.schema.get_field_index(self.column)
+        text = pa.array([self.token + ",".join(map(str, counters))], row.schema.field(at).type)
+        return row.set_column(at, row.schema.field(at), text)
+
+    @property
+    def counters(self) -> Column:
+        """The counters that a row carries, NULL in a result."""
+        if not self.token:
+            return F.col(CARRIER)
+        text = column(self.column)
+        return F.when(F.startswith(text, F.lit(self.token)), text)
+
+    def parsed(self, carried: Column) -> Column:
+        """The numbers of what was carried."""
+        if not self.token:
+            return carried
+        return F.split(F.substr(carried, F.lit(len(self.token) + 1)), ",").cast(CARRIER_FIELD.dataType)
+
+    def without(self, rows: DataFrame) -> DataFrame:
+        """The results among rows."""
+        if not self.token:
+            return rows.filter(F.col(CARRIER).isNull()).drop(CARRIER)
+        text = column(self.column)
+        # Results never reach the last condition, and carriers do not fulfil it. As Spark does not compile its function,
+        # the filter hands rows on; compiled together with what comes next it would copy them.
+        never = F.isnull(F.from_json(text, "nothing int"))
+        return rows.filter(text.isNull() | ~F.startswith(text, F.lit(self.token)) | never)
+
+
+def observed(results: DataFrame, name: str | Observation, carriers: Carriers) -> DataFrame:
     """Results without carriers, whose counters are reported under `name`."""
     zero = F.struct(*[F.lit(0).cast("long").alias(counter) for counter in NAMES])
-    total = F.aggregate(F.collect_list(CARRIER), zero, _merge)
-    watched = results.observe(name, total.alias(RESULT))
-    return watched.filter(F.col(CARRIER).isNull()).drop(CARRIER)
+    collected = F.transform(F.collect_list(carriers.counters), carriers.parsed)
+    watched = results.observe(name, F.aggregate(collected, zero, _merge).alias(RESULT))
+    return carriers.without(watched)
 
 
 def _merge(total: Column, task: Column) -> Column:

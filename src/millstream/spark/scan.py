@@ -34,7 +34,7 @@ from ..master import Master, ParquetScan
 from ..stats import JoinStats
 from . import warm
 from .held import Held
-from .metrics import CARRIER, CARRIER_FIELD, CARRIER_TYPE, task_counters
+from .metrics import CARRIER, CARRIER_TYPE, task_counters
 from .task import JoinTask
 from .types import conform
 
@@ -89,7 +89,7 @@ class ScanTask:
                 yield from self._finished(operator.process(self._stream(batch)), share)
             del first
             yield from self._finished(operator.flush(), share)
-            if self.task.carriers:
+            if self.task.carriers is not None:
                 yield self._carrier(carrier, self._counted(before, operator.stats, version, share))
         except BaseException:
             warm.drop(operator)
@@ -142,7 +142,7 @@ class ScanTask:
                 matched = columns.pop() if self.task.how == "left" else None
                 columns += [number, self._states(number, matched, share)]
                 names += [NUMBER, STATE]
-            if self.task.carriers:
+            if self.task.carriers is not None:
                 columns.append(pa.nulls(batch.num_rows, CARRIER_TYPE))
                 names.append(CARRIER)
             yield pa.RecordBatch.from_arrays(columns, names=names)
@@ -216,7 +216,7 @@ class Settle:
                 sample = batch.slice(0, 1) if sample is None else sample
                 state = batch.column(STATE).to_numpy()
                 counters = np.zeros(len(state), dtype=np.bool_)
-                if task.carriers:
+                if task.carriers is not None:
                     counters = batch.column(CARRIER).is_valid().to_numpy(zero_copy_only=False)
                 passing = counters if semi else counters | (state == MATCHED)
                 passed += int(passing.sum() - counters.sum())
@@ -228,7 +228,7 @@ class Settle:
                 rows = self._settled(rows, elsewhere)
                 settled += len(rows)
                 yield from (self._named(batch) for batch in rows.to_batches() if batch.num_rows)
-        if sample is not None and task.carriers:
+        if sample is not None and task.carriers is not None:
             yield self._named(self._counted(sample, passed, settled))
 
     def _settled(self, rows: pa.Table, elsewhere: np.ndarray) -> pa.Table:
@@ -252,7 +252,7 @@ class Settle:
         """The columns of the result under their own names."""
         output = self.scan.task.output.names
         columns = batch.columns[: len(output)]
-        if self.scan.task.carriers:
+        if self.scan.task.carriers is not None:
             return pa.RecordBatch.from_arrays([*columns, batch.column(CARRIER)], names=[*output, CARRIER])
         return pa.RecordBatch.from_arrays(columns, names=output)
 
@@ -269,7 +269,7 @@ def shares_of(spark: SparkSession, pages: int) -> int:
 
 def joined(df: DataFrame, scan: ScanTask, fields: list[StructField]) -> DataFrame:
     """The results of a scan join, with their carriers; `df` has plain names, `fields` are the columns of the result."""
-    counters = [CARRIER_FIELD] if scan.task.carriers else []
+    counters = scan.task.carriers.fields if scan.task.carriers is not None else []
     if not scan.shares:
         return df.mapInArrow(scan, StructType([*fields, *counters]))
     if not scan.settles:

@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..joins import Operator
 from ..master import Master
 from . import warm
-from .metrics import CARRIER, CARRIER_TYPE, task_counters
+from .metrics import Carriers, task_counters
 from .pins import pinned_version
 from .types import conform
 from .workers import settle
@@ -40,7 +40,7 @@ class JoinTask:
     direct: bool
     stream: pa.Schema
     output: pa.Schema
-    carriers: bool
+    carriers: Carriers | None
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -55,15 +55,15 @@ class JoinTask:
         version = self._version()
         operator = warm.take(self.identity, version, lambda: self._operator(version))
         before = replace(operator.stats)
-        carrier = first.take(pa.array([0]))
+        row = first.take(pa.array([0]))
         try:
             yield from self._results(operator, first)
             del first
             for batch in batches:
                 yield from self._results(operator, batch)
             yield from map(self._finished, operator.flush())
-            if self.carriers:
-                yield self._carrier(carrier, task_counters(before, operator.stats, version))
+            if self.carriers is not None:
+                yield self.carriers.carrier(self._any_row(row), task_counters(before, operator.stats, version))
         except BaseException:
             warm.drop(operator)
             raise
@@ -73,17 +73,13 @@ class JoinTask:
         return map(self._finished, operator.process(conform(batch, self.stream)))
 
     def _finished(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if not self.carriers:
-            return batch
-        empty = pa.nulls(batch.num_rows, CARRIER_TYPE)
-        return pa.RecordBatch.from_arrays([*batch.columns, empty], names=[*batch.schema.names, CARRIER])
+        return self.carriers.beside(batch) if self.carriers is not None else batch
 
-    def _carrier(self, stream_row: pa.RecordBatch, counters: list[int]) -> pa.RecordBatch:
-        """A row that holds the counters. Its stream columns, which may not be NULL, are those of any row."""
+    def _any_row(self, stream_row: pa.RecordBatch) -> pa.RecordBatch:
+        """A row for counters. Its stream columns, which may not be NULL, are those of any row."""
         row = conform(stream_row, self.stream)
         brought = [pa.nulls(1, entry.type) for entry in list(self.output)[len(self.stream) :]]
-        columns = [*row.columns, *brought, pa.array([counters], CARRIER_TYPE)]
-        return pa.RecordBatch.from_arrays(columns, names=[*self.output.names, CARRIER])
+        return pa.RecordBatch.from_arrays([*row.columns, *brought], names=self.output.names)
 
     def _version(self) -> int:
         context = TaskContext.get()

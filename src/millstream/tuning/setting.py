@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import BudgetTooSmall
-from ..joins.base import LEAST_SLICE, WORK_BYTES, Operator
+from ..joins.base import WORK_BYTES, Operator
 from ..joins.hybridjoin import stream_row_bytes
 from ..joins.plan import check_how, master_columns
 from ..master import Master
@@ -99,8 +99,7 @@ class Split:
                 least=least,
             )
         spare = memory - least
-        slice_rows = LEAST_SLICE + min(spare // (32 * WORK_BYTES), 16_384 - LEAST_SLICE)
-        output = operator._least_output(master) + min(spare // 16, 8 << 20)
+        output, slice_rows = operator.output_and_slice(master, spare)
         index = operator._index_bytes(master)
         split = cls(memory, {"index": index, "output": output, "work": slice_rows * WORK_BYTES}, slice_rows)
         if operator._least_index(master):
