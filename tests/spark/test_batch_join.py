@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 import millstream as ms
 from millstream import errors
 from millstream.spark import join_metrics
+from millstream.spark.metrics import CARRIER
 from spark.keys import KEYS, key_columns, with_nulls
 
 HOWS = ("inner", "left", "left_semi", "left_anti")
@@ -136,8 +137,9 @@ def test_small_and_extreme_inputs(spark, tmp_path, same_rows, case):
         same_rows(ms.join(stream, master, on="id", how=how, memory="4MB"), stream.join(rows, "id", how))
 
 
-def test_metrics_of_a_batch_reach_an_observation(spark, tmp_path):
-    rows = spark.range(1000).selectExpr("id", "concat('n', id) as v")
+@pytest.mark.parametrize("kind", ["text", "number"])
+def test_metrics_of_a_batch_reach_an_observation(spark, tmp_path, kind):
+    rows = spark.range(1000).selectExpr("id", "concat('n', id) as v" if kind == "text" else "2 * id as v")
     stream = spark.range(0, 2000, 1, 2).selectExpr("if(id % 100 = 0, null, id) as id", "id as event")
     master = ms.build_master(rows, tmp_path / "m", "id")
     for narrowed in (lambda df: df, lambda df: df.select("event"), lambda df: df.filter("id > 10").groupBy().count()):
@@ -153,6 +155,26 @@ def test_metrics_of_a_batch_reach_an_observation(spark, tmp_path):
     plain = ms.join(stream, master, on="id", memory="4MB", metrics=False)
     assert plain.count() == 990
     assert plain.columns == ["id", "event", "v"]
+
+
+def test_no_text_is_taken_for_a_carrier(spark, tmp_path, same_rows):
+    values = ["null", "''", f"'{CARRIER}'", f"'{CARRIER}0123:1,2'", "'{\"nothing\": 1}'", "'ключ'", "repeat('x', 5000)"]
+    texts = f"array({', '.join(values)})"
+    rows = spark.range(700).selectExpr("id", f"{texts}[id % 7] as `a.text`")
+    stream = spark.range(0, 900, 1, 3).selectExpr(f"{texts}[id % 7] as `b``text`", "id")
+    master = ms.build_master(rows, tmp_path / "m", "id")
+    for how in HOWS:
+        same_rows(ms.join(stream, master, on="id", how=how, memory="4MB"), stream.join(rows, "id", how))
+
+
+def test_counters_cost_results_with_a_text_no_copy(spark, tmp_path):
+    """Compiled, a filter copies the rows that it hands on; Spark marks what it compiles with a star."""
+    master = ms.build_master(spark.range(10).selectExpr("id", "'x' as v"), tmp_path / "m", "id")
+    joined = ms.join(spark.range(10), master, on="id", memory="4MB")
+    plan = joined._jdf.queryExecution().executedPlan().toString().splitlines()
+    assert plan[0].startswith("Filter")
+    assert "CollectMetrics" in plan[1]
+    assert "MapInArrow" in plan[2]
 
 
 def test_two_joins_with_one_master_in_one_query(spark, tmp_path, same_rows):

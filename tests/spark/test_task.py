@@ -8,6 +8,7 @@ import threading
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField
 
 from millstream import joins
 from millstream.master import Master, build_local
@@ -66,6 +67,23 @@ def test_a_task_drains_and_ends_with_one_carrier(master):
     assert carriers.column("event").null_count == 0
     assert carriers.column("name").null_count == 1
     assert out.num_rows == 301
+
+
+def test_counters_travel_in_a_text_of_the_results(master):
+    carriers = Carriers.among([StructField("event", LongType()), StructField("name", StringType())])
+    out = pa.Table.from_batches(task_for(master, carriers=carriers)(iter([batch(0)])))
+    assert out.schema.names == ["event", "k", "name"]
+    last = out.column("name")[-1].as_py()
+    assert last.startswith(carriers.token)
+    counters = dict(zip(NAMES, map(int, last.removeprefix(carriers.token).split(",")), strict=True))
+    assert counters["rows_in"] == 100
+    assert out.num_rows == 101
+
+
+@pytest.mark.parametrize("fields", [[StructField("a", LongType())], [StructField("a", StringType("UTF8_LCASE"))]])
+def test_counters_have_a_column_where_no_text_can_carry_them(fields):
+    assert Carriers.among(fields) == Carriers()
+    assert [entry.name for entry in Carriers.among(fields).fields] == [CARRIER]
 
 
 def test_counters_are_those_of_the_task_alone(master):

@@ -224,8 +224,8 @@ def section(
             for one in typical(operators)
         ],
         f"*Disk* is the mean of four plain sequential reads of the same files in blocks of {BLOCK >> 20} MiB, two "
-        "right before and two right after. `inlj` and `meshjoin` run several times by turns, and these are the medians. "
-        "With 1% of R the disk is what limits `meshjoin`; with 10% each page meets ten times as many rows, and the core "
+        "right before and two right after. `inlj` and `meshjoin` run by turns, these are medians. "
+        "With 1% of R the disk limits `meshjoin`; with 10% each page meets ten times as many rows, and the core "
         "is busy with making results.",
     )
     on_spark = Table(

@@ -73,14 +73,14 @@ class SegmentReader(PartFiles):
         return Runs(file.astype(np.int32), offset, length, targets.astype(np.int64), targets + (start - offset), each)
 
     def fetch(
-        self, wanted: np.ndarray, runs: Runs, memory: Memory, rows: np.ndarray, *, in_flight: int
+        self, runs: Runs, contents: tuple[np.ndarray, ...], memory: Memory, rows: np.ndarray, *, in_flight: int
     ) -> list[Future[Fault]]:
-        """Start to read the runs of wanted segments to memory, to check them and to map each to a row.
+        """Start to read the runs of segments with some `contents` to memory, to check them and to map each to a row.
 
         The memory lives as long as something is written to it, even if nobody wants the segments any more.
         """
-        index, address = self.index, memory.address
-        segments = (runs.position + address, *index.contents(wanted), rows)
+        address = memory.address
+        segments = (runs.position + address, *contents, rows)
         for number in np.unique(runs.file).tolist():
             self._open(number)
         if not self.store.local:
@@ -134,6 +134,7 @@ class DiskBuffer:
         self._numbers = np.empty(0, dtype=np.int64)
         self._rows = np.empty((0, 0), dtype=np.int64)
         self._wanted = np.empty(0, dtype=np.int64)
+        self._contents = reader.index.contents(self._wanted)
         self._runs: Runs | None = None
         self._pending: list[Future[Fault]] = []
         self._average: float | None = None
@@ -164,6 +165,7 @@ class DiskBuffer:
         if self._pending:
             wait(self._pending)  # of a join that was given up
         self._wanted = wanted
+        self._contents = self.reader.index.contents(wanted)
         self._runs = self.reader.runs(wanted)
         assert self._runs.nbytes <= self.size
         if len(wanted) > len(self._numbers):
@@ -171,15 +173,17 @@ class DiskBuffer:
             self._numbers = np.concatenate([self._numbers, np.array(new, dtype=np.int64)])
             self._rows = np.zeros((len(self._numbers), self.pages.addresses.shape[1]), dtype=np.int64)
         self._pending = (
-            self.reader.fetch(wanted, self._runs, self._memory, self._rows, in_flight=in_flight) if in_flight else []
+            self.reader.fetch(self._runs, self._contents, self._memory, self._rows, in_flight=in_flight)
+            if in_flight
+            else []
         )
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         """Wait for the segments, checked and mapped: page number and rows of each."""
-        runs, wanted, index = self._runs, self._wanted, self.reader.index
+        runs, wanted = self._runs, self._wanted
         assert runs is not None
         numbers = self._numbers[: len(wanted)]
-        lengths, sums, counts = index.contents(wanted)
+        lengths, sums, counts = self._contents
         if self._pending:
             faults = [future.result() for future in self._pending]
             bad, why = next((fault for fault in faults if fault[0] >= 0), (-1, kernel.OK))
