@@ -131,9 +131,9 @@ def _plain_ticks(axes: Any, places: Sequence[float]) -> None:
 def default_buffer(results: TuningResults, file: Path) -> Path:
     """Measured rate at the default and at the optimum disk buffer over the memory."""
     figure, axes = _pyplot().subplots(figsize=(5.4, 3.6))
-    memory = [default.memory / 1e6 for default, _ in results.defaults]
-    axes.plot(memory, [best.measured / 1e3 for _, best in results.defaults], "o-", color=_OURS, label="optimum")
-    rates = [default.measured / 1e3 for default, _ in results.defaults]
+    memory = [pair.default.memory / 1e6 for pair in results.defaults]
+    axes.plot(memory, [pair.best.measured / 1e3 for pair in results.defaults], "o-", color=_OURS, label="optimum")
+    rates = [pair.default.measured / 1e3 for pair in results.defaults]
     axes.plot(memory, rates, "s--", color=_THEIRS, label="default", markersize=4)
     axes.set(xscale="log", xlabel="memory, MB", ylabel="1000 tuples per second, meshjoin")
     _plain_ticks(axes, memory)
