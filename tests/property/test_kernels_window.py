@@ -27,9 +27,17 @@ def matches(table: WindowTable, keys: np.ndarray, room: int) -> list[tuple[int, 
 
 
 @settings(max_examples=150, deadline=None)
-@given(capacity=st.integers(1, 30), steps=STEPS, room=st.integers(1, 9), spread=st.sampled_from([3, 50, 2**40]))
-def test_a_window_finds_who_is_there(capacity: int, steps: list[tuple[str, int, int]], room: int, spread: int) -> None:
-    table = WindowTable(capacity)
+@given(
+    capacity=st.integers(1, 30),
+    steps=STEPS,
+    room=st.integers(1, 9),
+    spread=st.sampled_from([3, 50, 2**31, 2**40]),
+    wide=st.booleans(),
+)
+def test_a_window_finds_who_is_there(
+    capacity: int, steps: list[tuple[str, int, int]], room: int, spread: int, wide: bool
+) -> None:
+    table = WindowTable(capacity, wide=wide)
     there: dict[int, tuple[int, bool]] = {}  # by number: key, whether it is found by key
     rows: dict[int, int] = {}  # by number: its reference
     for what, count, seed in steps:
@@ -37,6 +45,7 @@ def test_a_window_finds_who_is_there(capacity: int, steps: list[tuple[str, int, 
         if what == "insert":
             count = min(count, table.room)
             keys, hashed = random.integers(-spread, spread, count), random.random(count) < 0.8
+            hashed &= np.array([table.holds(keys[i : i + 1]) for i in range(count)], dtype=np.bool_)
             there |= {table.next + i: (int(keys[i]), bool(hashed[i])) for i in range(count)}
             page = int(random.integers(0, 2**30))
             rows |= {table.next + i: (page << 32) + i for i in range(count)}

@@ -321,3 +321,34 @@ def test_the_least_memory_does_for_rows_of_a_few_bytes(algorithm: str, kind: pa.
     assert sum(batch.num_rows for batch in results) == 50
     assert operator.ledger.peak <= least
     operator.close()
+
+
+@every_scan
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("how", joins.HOWS)
+def test_a_key_of_more_than_32_bits_comes_in_the_middle(
+    algorithm: str, how: str, ordered: bool, tmp_path: Path
+) -> None:
+    """Keys take four bytes in the window until then; ends of the range and multiples of 2^32 are told apart."""
+    edges = [s * 2**bits + d for s in (-1, 1) for bits in (31, 32, 62) for d in (-1, 0, 1)]
+    table = pa.table({"k": pa.array([*range(-900, 900), *edges] * 2), "row": pa.array(range(2 * 1_818))})
+    master = build_local(table, tmp_path / "m", key="k", segment_bytes=1_024)
+    near = np.random.default_rng(5).integers(-1_000, 1_000, 4_000).tolist()
+    keys = pa.array([None, *near[:2_000], *edges, 2**33 + 5, *near[2_000:], *edges, *near])
+    stream = pa.table({"k": keys, "position": pa.array(range(len(keys)))})
+    operator = joins.create(
+        algorithm, master, on="k", memory=4_000_000 if ordered else 400_000, how=how, ordered=ordered
+    )
+    out, wide = [], []
+    for part in batches_of(stream, 500):
+        out += operator.process(part)
+        wide.append(operator.window.table.wide)
+    out += operator.flush()
+    assert not wide[0]
+    assert wide[-1]
+    assert operator.stats.memory_peak <= operator.stats.memory_budget
+    result = pa.Table.from_batches(out, operator.output_schema(stream.schema))
+    assert_same_bag(result, expected_join(stream, table, on="k", how=how))
+    positions = result.column("position").to_pylist()
+    assert not ordered or positions == sorted(positions)
+    operator.close()

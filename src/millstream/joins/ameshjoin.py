@@ -26,7 +26,6 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import pyarrow as pa
 
-from ..kernels.window_table import TUPLE_BYTES
 from ..master.cycle import SegmentCycle
 from .scanjoin import LEAST_BYTES, LEAST_ROWS, ScanJoin
 from .window import PAGE_OVERHEAD
@@ -181,7 +180,7 @@ class AdaptiveMeshJoin(ScanJoin):
             row_seconds=self._row_seconds,
             pages=max(1, self.scan.pages),
             page_bytes=page,
-            row_bytes=self.window.row_bytes + TUPLE_BYTES,
+            row_bytes=self.window.row_bytes + self.window.tuple_bytes,
             largest_buffer=self._most,
             memory=int(0.9 * self._room),
             w=self.w,
@@ -220,7 +219,7 @@ class AdaptiveMeshJoin(ScanJoin):
         target = max(LEAST_ROWS, self.w * self._iterations(self.b))
         there = self.window.table.capacity
         if target > there or there > 1.5 * max(target, len(self.window)):
-            row = self.window.row_bytes + TUPLE_BYTES
+            row = self.window.row_bytes + self.window.tuple_bytes
             most = int((self.ledger.free + self.ledger.components["stream table"] - LEAST_BYTES) / row)
             self.window.resize(max(LEAST_ROWS, min(target, most)))
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from ..errors import InputError
 from ..kernels.layout import Layout
-from ..kernels.window_table import TUPLE_BYTES, WindowTable
+from ..kernels.window_table import WindowTable
 from ..master import Master, ParquetScan
 from ..master.cycle import Cycle, Piece, SegmentCycle, buffers
 from ..master.parquet_cycle import ParquetCycle, decoded_row_bytes
@@ -142,7 +142,7 @@ class ScanJoin(Operator):
             self.held = HeldResults(self.pages, list(plan.brought), self.ledger)
         self._make_memory()
         self._pairs_found = np.empty((2, self._step), dtype=np.int64)
-        self.window = Window(self.stream, self.ledger, capacity=self._capacity())
+        self.window = Window(self.stream, self.ledger, capacity=self._capacity(), wide=plan.hashed)
         self._plan_iterations()
 
     def _book_buffers(self, needed: Sequence[str]) -> None:
@@ -182,7 +182,8 @@ class ScanJoin(Operator):
 
     def _capacity(self) -> int:
         """Rows that the window is made for."""
-        row = _row_bytes(self.stream.layout.schema) + TUPLE_BYTES
+        assert self.plan is not None
+        row = _row_bytes(self.stream.layout.schema) + WindowTable.tuple_bytes(wide=self.plan.hashed)
         if self.matcher is not None and self.matcher.driver is not None:
             row += SORTED_BYTES
         if self.held is not None:
@@ -265,6 +266,10 @@ class ScanJoin(Operator):
     def _enter(self, refs: np.ndarray, keys: np.ndarray, hashed: np.ndarray) -> Iterator[pa.RecordBatch]:
         """Take rows into the window, w for each iteration."""
         window = self.window
+        if not window.table.holds(keys) and not window.table.holds(keys[hashed]):
+            yield from self._drain()
+            window.widen(_row_bytes(self.stream.layout.schema))
+            self._plan_iterations()
         while len(refs):
             there = window.packets[-1].rows if window.packets and window.packets[-1].began == self.clock else 0
             limit = FOREVER if self.drained else self.w - there
@@ -290,7 +295,7 @@ class ScanJoin(Operator):
         fixed = self.ordered or self.matcher is not None or self._window is not None
         if fixed or table.room or self.ledger.free < self.ledger.budget // 5:
             return False
-        row = self.window.bytes / max(1, len(self.window)) + TUPLE_BYTES
+        row = self.window.bytes / max(1, len(self.window)) + self.window.tuple_bytes
         more = int(0.5 * self.ledger.free / row)
         grown = more > table.capacity // 8 and self.window.resize(table.capacity + more)
         if grown:

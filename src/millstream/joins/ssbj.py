@@ -28,7 +28,6 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import InputError
-from ..kernels.window_table import TUPLE_BYTES
 from ..master import Master, ParquetScan
 from ..master.cycle import Piece
 from ..master.parquet_cycle import decoded_row_bytes
@@ -98,7 +97,7 @@ class SemiStreamBalancedJoin(ScanJoin):
     @property
     def _stream_bytes(self) -> float:
         """v_S: bytes of a row of the window."""
-        return self.window.row_bytes + TUPLE_BYTES
+        return self.window.row_bytes + self.window.tuple_bytes
 
     # -- stream-probing ----------------------------------------------------------------------------------------
 

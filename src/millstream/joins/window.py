@@ -47,16 +47,18 @@ class Window:
     next; 3. the ledger has the bytes of the table and of all pages.
     """
 
-    def __init__(self, stream: PageTable, ledger: Ledger, *, capacity: int, component: str = "stream table") -> None:
+    def __init__(
+        self, stream: PageTable, ledger: Ledger, *, capacity: int, wide: bool, component: str = "stream table"
+    ) -> None:
         self.stream = stream
         self.ledger = ledger
         self.component = component
         self.columns = range(len(stream.layout.columns))
-        self.table = WindowTable(capacity)
+        self.table = WindowTable(capacity, wide=wide)
         self.packets: deque[Packet] = deque()
         self.row_bytes = 64.0
         self.bytes = 0
-        ledger.book(component, WindowTable.bytes_for(capacity))
+        ledger.book(component, self.table.nbytes)
 
     def __len__(self) -> int:
         return self.table.tuples
@@ -125,14 +127,29 @@ class Window:
         capacity = max(capacity, self.table.tuples, 1)
         if capacity == self.table.capacity:
             return True
-        new = WindowTable.bytes_for(capacity)
+        old = self.table
+        new = WindowTable.bytes_for(capacity, wide=old.wide)
         if new > self.ledger.free:
             return False
         self.ledger.add(self.component, new)
-        old = self.table
         self.table = old.resized(capacity)
-        self.ledger.add(self.component, -WindowTable.bytes_for(old.capacity))
+        self.ledger.add(self.component, -old.nbytes)
         return True
+
+    def widen(self, row_bytes: float) -> None:
+        """Have room for keys of 64 bits, and for fewer rows, of about so many bytes; none may be there."""
+        assert not self.packets
+        narrow, wide = (WindowTable.tuple_bytes(wide=wide) for wide in (False, True))
+        before, rows = self.table.nbytes, self.table.capacity
+        self.table = WindowTable(0)  # the old one goes before the new one comes
+        rows = min(int(rows * (row_bytes + narrow) / (row_bytes + wide)), (self.ledger.free + before - 1024) // wide)
+        self.table = WindowTable(max(1, rows))
+        self.ledger.add(self.component, self.table.nbytes - before)
+
+    @property
+    def tuple_bytes(self) -> int:
+        """Memory of a row beside its own bytes."""
+        return WindowTable.tuple_bytes(wide=self.table.wide)
 
 
 @dataclass

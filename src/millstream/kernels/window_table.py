@@ -7,7 +7,8 @@ after the youngest of its bucket, so it leaves without a search.
     ring   | . . 7 8 9 10 11 . . |        buckets --> 10 --> 7 --> 10
                  ^ oldest     ^ next                   8 --> 8
 
-Tuples come page by page, so the row of a tuple follows from its number and the first one of its page.
+Tuples come page by page, so the row of a tuple follows from its number and the first one of its page. Keys take four
+bytes as long as all that came fit into them.
 
 Most keys of R are not in the window: a bit for each hash, which fits into the processor's cache, tells so. There are
 two sets of bits, which tuples numbered 0 .. capacity - 1, capacity .. 2 capacity - 1, ... set by turns: when one begins
@@ -22,7 +23,8 @@ from numba import njit, uint64
 from .hashing import mix
 from .memory import prefetch
 
-TUPLE_BYTES = 8 + 4 + 1 + 4 + 2  # key, next of the bucket, whether it has matched; a bucket, the bits of hashes
+TUPLE_BYTES = 4 + 1 + 4 + 2  # next of the bucket, whether it has matched; a bucket, the bits of hashes; without the key
+NARROW = np.iinfo(np.int32)
 BITS = 8  # of hashes for each tuple, in each of the two sets
 MOST_WORDS = (1 << 26) - 1  # of a set: hashes of bits have 32 bits
 
@@ -32,18 +34,19 @@ NEAR = 4  # pages that are tried before one is searched for
 
 
 class WindowTable:
-    """At most `capacity` tuples.
+    """At most `capacity` tuples, whose keys have 64 bits if it is `wide`, otherwise 32.
 
     Invariants: 1. the tuples there are those numbered `oldest <= number < next`, `next - oldest <= capacity`; 2. a
     tuple that was added with a key is in the list of its bucket, once, and that list is in the order of numbers;
     3. the bit of its key's hash is set in one of the two sets.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, wide: bool = True) -> None:
         self.capacity = capacity
+        self.wide = wide
         self._youngest = np.full(max(1, capacity), -1, dtype=np.int32)
         self._bits = np.zeros((min(MOST_WORDS, -(-BITS * max(1, capacity) // 64)), 2), dtype=np.uint64)
-        self._key = np.empty(capacity, dtype=np.int64)
+        self._key = np.empty(capacity, dtype=np.int64 if wide else np.int32)
         self._following = np.empty(capacity, dtype=np.int32)
         self.matched = np.zeros(capacity, dtype=np.bool_)
         self._state = np.zeros(2, dtype=np.int64)
@@ -51,9 +54,22 @@ class WindowTable:
         self._page_range = 0, 0
 
     @staticmethod
-    def bytes_for(capacity: int) -> int:
+    def tuple_bytes(*, wide: bool) -> int:
+        """Memory of a tuple."""
+        return TUPLE_BYTES + (8 if wide else 4)
+
+    @classmethod
+    def bytes_for(cls, capacity: int, *, wide: bool = True) -> int:
         """Memory that a table of this capacity takes."""
-        return capacity * TUPLE_BYTES + 1024
+        return capacity * cls.tuple_bytes(wide=wide) + 1024
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes_for(self.capacity, wide=self.wide)
+
+    def holds(self, keys: np.ndarray) -> bool:
+        """Whether these keys are not too long for it."""
+        return self.wide or not len(keys) or bool(keys.min() >= NARROW.min and keys.max() <= NARROW.max)
 
     @property
     def tuples(self) -> int:
@@ -80,6 +96,7 @@ class WindowTable:
     def insert(self, keys: np.ndarray, page: int, hashed: np.ndarray) -> None:
         """Append the tuples of a page, the youngest last; those that are not `hashed` are never found by key."""
         assert len(keys) <= self.room
+        assert self.holds(keys if self.wide else keys[hashed])
         self._note_page(page)
         self._insert(keys, hashed)
 
@@ -111,7 +128,7 @@ class WindowTable:
 
     def keys(self, first: int, stop: int) -> np.ndarray:
         """The keys of the tuples of some numbers."""
-        return self._key[self.slots(first, stop)]
+        return self._key[self.slots(first, stop)].astype(np.int64)
 
     def expire(self, stop: int) -> None:
         """Let the tuples with numbers below `stop` go."""
@@ -123,12 +140,12 @@ class WindowTable:
     def resized(self, capacity: int) -> WindowTable:
         """A table of another capacity with the same tuples and numbers."""
         assert capacity >= self.tuples
-        other = WindowTable(capacity)
+        other = WindowTable(capacity, wide=self.wide)
         slots = self.slots(self.oldest, self.next)
         other._state[:] = self.oldest
         hashed = np.zeros(len(slots), dtype=np.bool_)
         _mark_hashed(hashed, self._youngest, self._following, self.oldest, self.capacity)
-        other._insert(self._key[slots], hashed)
+        other._insert(self._key[slots].astype(np.int64), hashed)
         other._pages, other._page_range = self._pages.copy(), self._page_range
         other.matched[other.slots(self.oldest, self.next)] = self.matched[slots]
         return other
@@ -221,7 +238,7 @@ def _match(wanted, at, slots, rows, youngest, bits, key, following):
                 prefetch(youngest.ctypes.data + 4 * _bucket(wanted[likely[j]], youngest))
             for j in range(m):
                 last = max(np.int64(0), np.int64(youngest[_bucket(wanted[likely[j]], youngest)]))
-                prefetch(key.ctypes.data + 8 * last)
+                prefetch(key.ctypes.data + key.itemsize * last)
                 prefetch(following.ctypes.data + 4 * last)
         for j in range(m):
             k = wanted[likely[j]]
@@ -251,10 +268,10 @@ def _match(wanted, at, slots, rows, youngest, bits, key, following):
 def _expire(stop, youngest, key, following, state):
     capacity = key.shape[0]
     while state[_OLDEST] < stop:
-        coming = key[(state[_OLDEST] + 8) % capacity]
+        coming = np.int64(key[(state[_OLDEST] + 8) % capacity])
         prefetch(youngest.ctypes.data + 4 * _bucket(coming, youngest))
         slot = np.int32(state[_OLDEST] % capacity)
-        bucket = _bucket(key[slot], youngest)
+        bucket = _bucket(np.int64(key[slot]), youngest)
         last = youngest[bucket]
         if last == slot:
             youngest[bucket] = -1

@@ -25,11 +25,11 @@ from ..joins.ssbj import CACHE_SHARE, SemiStreamBalancedJoin
 from ..joins.sweep import KEY_BYTES, RANGES, SORT_BYTES
 from ..kernels.cache_table import CacheTable
 from ..kernels.sketch import FrequencySketch
-from ..kernels.window_table import TUPLE_BYTES
+from ..kernels.window_table import WindowTable
 from ..master.cycle import SegmentCycle
 from .models import CacheModel, Iteration, Model, fewer
 from .popularity import Floats, recently_used
-from .setting import PAGE, Split, buffer_bytes
+from .setting import PAGE, Setting, Split, buffer_bytes
 
 
 def waiting(reads: float, read: float, joining: float, once: float) -> float:
@@ -73,7 +73,7 @@ class MeshModel(Model):
 
     def _window(self, free: int) -> int:
         """Tuples that the window is made for."""
-        row = self.setting.stream_bytes + TUPLE_BYTES
+        row = self.setting.stream_bytes + _tuple_bytes(self.setting)
         return max(LEAST_ROWS, int((free - LEAST_BYTES) / row))
 
     def _turning(self, split: Split, disk_buffer: int, *, hits: float) -> Iteration:
@@ -154,7 +154,7 @@ class BalancedModel(MeshModel):
         places = int(split.free * CACHE_SHARE / (setting.kept_bytes + entry))
         places = max(16, min(places, setting.master.statistics.rows + 16))
         split.book("master cache", CacheTable.bytes_for(places))
-        waiting = setting.stream_bytes + TUPLE_BYTES
+        waiting = setting.stream_bytes + _tuple_bytes(setting)
         per_key = max(1.0, setting.master.statistics.rows_per_key)
         least = math.floor((per_key * setting.kept_bytes + entry) / waiting) + 1
         cached: Floats = np.zeros(len(setting.popularity.share))
@@ -269,3 +269,8 @@ class SweepModel(Model):
             "c_I/O": waves * steps["auto read"].fixed + touched * steps["auto read"].each(split.memory),
         }
         return Iteration(tuples, hits, seconds, split.components)
+
+
+def _tuple_bytes(setting: Setting) -> int:
+    """Memory of a tuple of the window beside its row; keys that are no hashes are taken to be short."""
+    return WindowTable.tuple_bytes(wide=setting.master.codec.hashed)
