@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from millstream.spark import local_session, workers
+from millstream.spark.types import column
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +35,7 @@ def same_rows() -> Callable[[DataFrame, DataFrame], int]:
 
     def check(ours: DataFrame, theirs: DataFrame) -> int:
         assert sorted(ours.columns) == sorted(theirs.columns)
-        names = [f"`{name}`" for name in sorted(theirs.columns)]
+        names = [column(name) for name in sorted(theirs.columns)]
         left, right = (sorted(repr(tuple(row)) for row in df.select(*names).collect()) for df in (ours, theirs))
         assert left == right
         return len(left)

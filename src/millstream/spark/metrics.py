@@ -74,19 +74,22 @@ class Carriers:
 
     def beside(self, results: pa.RecordBatch) -> pa.RecordBatch:
         """Results as they go to Spark."""
-        if self.token:
-            return results
-        empty = pa.nulls(results.num_rows, CARRIER_TYPE)
-        return pa.RecordBatch.from_arrays([*results.columns, empty], names=[*results.schema.names, CARRIER])
+        own = [] if self.token else [pa.nulls(results.num_rows, CARRIER_TYPE)]
+        return pa.RecordBatch.from_arrays([*results.columns, *own], names=[*results.schema.names, *self._names])
 
     def carrier(self, row: pa.RecordBatch, counters: list[int]) -> pa.RecordBatch:
         """A row of any content with counters."""
-        if not self.token:
-            columns = [*row.columns, pa.array([counters], CARRIER_TYPE)]
-            return pa.RecordBatch.from_arrays(columns, names=[*row.schema.names, CARRIER])
-        at = row.schema.get_field_index(self.column)
-        text = pa.array([self.token + ",".join(map(str, counters))], row.schema.field(at).type)
-        return row.set_column(at, row.schema.field(at), text)
+        columns = list(row.columns)
+        if self.token:
+            at = row.schema.get_field_index(self.column)
+            columns[at] = pa.array([self.token + ",".join(map(str, counters))], columns[at].type)
+        else:
+            columns.append(pa.array([counters], CARRIER_TYPE))
+        return pa.RecordBatch.from_arrays(columns, names=[*row.schema.names, *self._names])
+
+    @property
+    def _names(self) -> list[str]:
+        return [entry.name for entry in self.fields]
 
     @property
     def counters(self) -> Column:

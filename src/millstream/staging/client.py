@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from .block import Block, Compression, Limits, check_compression, join
 from .reading import Rows
 
 TOKEN_VARIABLE = "MILLSTREAM_TOKEN"
+PATIENCE = 5.0  # seconds that a session which ends waits for answers
 # a channel of its own that tries again soon: gRPC would share one, and wait up to two minutes after a failure
 _CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),
@@ -306,8 +307,11 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        self._end_writing()
-        self._listener.join(timeout=5.0)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._flying or self._problem, timeout=PATIENCE)
+        if not self._flying and self._problem is None:
+            self._say_end()
+            self._listener.join(timeout=PATIENCE)
         self.cancel()
 
     def _await_answer(self) -> dict[str, Any]:
@@ -327,7 +331,7 @@ class Session:
                 answer = protocol.unpack(content)
                 if "closing" in answer:
                     self._fail(StagingUnavailable(f"staging at {self._client.url} is shutting down"))
-                    self._end_writing()
+                    self._say_end()
                     continue
                 with self._changed:
                     if self._answer is None:
@@ -340,7 +344,7 @@ class Session:
             self._fail(StagingUnavailable(f"staging at {self._client.url} has ended the session"))
         except (MillstreamError, pa.ArrowException, OSError, KeyError) as problem:
             self._fail(self._client.error(problem))
-        self._end_writing(close=True)
+        self._once_sent(self._writer.close)
 
     def _await_room(self, size: int) -> None:
         """Return when this many bytes fit the window, which a single block always does."""
@@ -365,10 +369,19 @@ class Session:
         if self._closed:
             raise StagingUnavailable("the session is closed")
 
-    def _end_writing(self, *, close: bool = False) -> None:
+    def _say_end(self) -> None:
+        """Tell the server that nothing more will come.
+
+        Not by ending the stream of writes: a read that fails in the other thread at that moment does so too, and gRPC
+        ends the process of whoever ends a stream twice.
+        """
+        self._once_sent(lambda: self._writer.write_metadata(protocol.END))
+
+    def _once_sent(self, action: Callable[[], None]) -> None:
+        """Do something with the writer when nobody sends, if it still can be used."""
         if self._sending.acquire(timeout=1.0):
             try:
-                self._writer.close() if close else self._writer.done_writing()
+                action()
             except (pa.ArrowException, OSError):
                 pass
             finally:

@@ -264,6 +264,8 @@ def _contents(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Buffer]:
             raise StagingUnavailable(f"the source is gone: {problem}") from None
         if chunk.data is not None or chunk.app_metadata is None:
             raise BlockRefused("blocks are sent as metadata of an exchange, not as its record batches")
+        if chunk.app_metadata == protocol.END:
+            return
         yield chunk.app_metadata
 
 

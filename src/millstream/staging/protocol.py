@@ -37,6 +37,8 @@ _CARRIED: dict[str, type[flight.FlightError]] = {
 }
 _LONGEST = 1 << 20
 
+END = b"end"  # instead of a block: the client sends no more
+
 
 def pack(message: dict[str, Any]) -> bytes:
     """A message as bytes."""
