@@ -55,7 +55,7 @@ def identity(stream: DataFrame, master: Master, workload: Workload) -> DataFrame
 class Rates:
     """Rows a second of each micro-batch, by turns: all three have the same number of rounds.
 
-    `uncounted` is `ours` without metrics: they cost a copy of each row, unless the query has a projection anyway.
+    `uncounted` is `ours` without metrics, which travel in a text of the results.
     """
 
     budget: float
@@ -143,8 +143,7 @@ def table(results: Sequence[Rates]) -> Table:
     note = (
         f"Median rows/s over micro-batches of {first.batch_rows:,} rows, R = {first.rows:,} rows, int key, left join, "
         "Zipf 1; cache hits are those of the last micro-batch. The identity function passes the stream on beside "
-        "master rows that it holds from the start, so both send the same bytes back. Metrics cost a copy of each row, "
-        "to drop the column that carries them; Spark does both in one if the query selects columns after the join."
+        "master rows that it holds from the start, so both send the same bytes back."
     )
     columns = ("memory of a task, of R", "identity", "ms.join", "ratio", "without metrics", "ratio", "cache hits")
     return Table("ms.join against an identity mapInArrow", columns, rows, note)
