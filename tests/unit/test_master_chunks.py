@@ -25,6 +25,7 @@ from millstream.kernels.layout import Layout
 from millstream.kernels.pages import PageTable
 from millstream.master import Master, build_local
 from millstream.master.chunks import scan_readers
+from millstream.master.part_files import HUGE
 from millstream.master.reader import IN_FLIGHT, DiskBuffer, SegmentReader
 
 ROWS = 30_000
@@ -161,3 +162,25 @@ def test_reads_of_a_join_that_was_given_up_do_not_spoil_the_next(master: Master)
         keys = pages.measure(numbers << 32, [0]).columns()[0]
         before = int(reader.index.rows[:8].sum())
         assert keys.to_pylist() == np.cumsum([before, *rows[:-1].tolist()]).tolist()
+
+
+def test_buffers_that_fill_huge_pages_lie_in_them(tmp_path: Path) -> None:
+    """A disk reads to them at twice the rate. They are resident as a whole, so all of them is booked."""
+    table = pa.table({"k": np.arange(200_000), "text": [f"row {i} " * 4 for i in range(200_000)]})
+    built = direct(build_local(table, tmp_path / "m", key="k"))
+    operator = joins.create("meshjoin", built, on="k", memory=6_000_000)
+    list(operator.process(pa.record_batch({"k": np.arange(100_000) * 2})))
+    scan = operator.scan
+    addresses = sorted(buffer.memory.address for buffer in scan._buffers)
+    assert addresses[0] % HUGE == 0
+    assert np.diff(addresses).tolist() == [scan.size] * (scan.buffers - 1)
+    assert HUGE - scan.buffers * 4096 < scan.buffers * scan.size <= HUGE
+    assert operator.ledger.components["disk buffer"] >= HUGE
+    list(operator.flush())
+    assert operator.stats.matched == 100_000
+    scan.resize(100_000)
+    list(operator.process(pa.record_batch({"k": np.arange(150_000)})))
+    list(operator.flush())
+    assert all(buffer.memory.size == scan.size for buffer in scan._buffers)
+    assert operator.stats.matched == 250_000
+    operator.close()

@@ -30,6 +30,7 @@ from ..kernels.window_table import WindowTable
 from ..master import Master, ParquetScan
 from ..master.cycle import Cycle, Piece, SegmentCycle, buffers
 from ..master.parquet_cycle import ParquetCycle, decoded_row_bytes
+from ..master.part_files import HUGE, PAGE
 from ..units import parse_bytes
 from .base import PAGE_SLACK, Operator
 from .conditions import Condition, as_condition
@@ -39,6 +40,7 @@ from .window import PAGE_OVERHEAD, HeldResults, Packet, Window
 DISK_BUFFER = 4 << 20  # more is no faster: what was read first has left the caches of the processor
 READ_BYTES = 300_000  # what the page cache gives while a step of any size is prepared
 DIRECT_BYTES = 120_000  # and a disk
+LEAST_HUGE = 3_500_000  # with less to spare, a huge page of buffers takes more from the window than it is worth
 PARQUET_BUFFER = 16 << 20
 LEAST_ROWS = 64
 LEAST_BYTES = 32 * 1024
@@ -167,8 +169,12 @@ class ScanJoin(Operator):
         c = step * disk.
         """
         c = DIRECT_BYTES if master.direct else READ_BYTES
-        best = (c * (c + spare / buffers(direct=master.direct))) ** 0.5 - c
-        return cls.least_disk_buffer(master) + min(DISK_BUFFER, int(best))
+        number = buffers(direct=master.direct)
+        best = (c * (c + spare / number)) ** 0.5 - c
+        size = cls.least_disk_buffer(master) + min(DISK_BUFFER, int(best))
+        if not master.direct or spare < LEAST_HUGE:
+            return size
+        return max(1, round(number * size / HUGE)) * HUGE // number // PAGE * PAGE  # all of them fill huge pages
 
     def _cycle(self, needed: Sequence[str], *, keyless: bool) -> Cycle:
         master = self.relation

@@ -23,14 +23,21 @@ import numpy as np
 from ..kernels import segments as kernel
 from ..kernels.pages import PageTable
 from .chunks import Buffer, ChunkReader, ScanReader, chunk_reader, scan_readers
-from .part_files import PAGE, Memory
+from .part_files import HUGE, PAGE, Memory
 
 NO_CODES = np.empty(0, dtype=np.int64)
+WASTE = 1.25  # huge pages may have so many times the bytes of the buffers in them
 
 
 def buffers(*, direct: bool) -> int:
     """Buffers of segments: one is joined while the others are read and checked."""
     return 1 + scan_readers(direct=direct)
+
+
+def in_huge_pages(size: int, *, direct: bool) -> bool:
+    """Whether buffers of `size` bytes lie in huge pages: only a disk is faster then, and little of them may be left."""
+    total = buffers(direct=direct) * size
+    return direct and -(-total // HUGE) * HUGE <= WASTE * total
 
 
 @dataclass(frozen=True)
@@ -146,16 +153,24 @@ class SegmentCycle(Cycle):
         self._turn = 0
         self._bounds: list[int] | None = None
         self.size = -(-size // PAGE) * PAGE
+        self._region: Memory | None = None
 
     @staticmethod
     def bytes_for(size: int, row_bytes: float, *, direct: bool) -> int:
         """Memory of the buffers of that size, with the keys of their rows beside, if rows have so many bytes."""
-        return buffers(direct=direct) * (size + 2 * PAGE + 1024 + int(8 * size / max(1.0, row_bytes)))
+        number = buffers(direct=direct)
+        total = number * (-(-size // PAGE) * PAGE)
+        if in_huge_pages(total // number, direct=direct):
+            total = -(-total // HUGE) * HUGE
+        return total + number * (2 * PAGE + 1024 + int(8 * size / max(1.0, row_bytes)))
 
     @property
     def nbytes(self) -> int:
         """Memory of the buffers as they are, wherever the turn is cut."""
-        return self.buffers * (self.size + 2 * PAGE + 1024 + (8 * self.most_rows if self.key is not None else 0))
+        total = self.buffers * self.size
+        if in_huge_pages(self.size, direct=self.reader.direct):
+            total = -(-total // HUGE) * HUGE
+        return total + self.buffers * (2 * PAGE + 1024 + (8 * self.most_rows if self.key is not None else 0))
 
     @property
     def most_rows(self) -> int:
@@ -244,7 +259,7 @@ class SegmentCycle(Cycle):
         buffer = self._buffers[self._turn]
         self._turn = (self._turn + 1) % self.buffers
         if buffer.memory.size != self.size:
-            buffer.memory = Memory(self.size)
+            buffer.memory = self._new_memory(self._buffers.index(buffer))
             for number in buffer.numbers.tolist():
                 self.table.owners[number] = buffer.memory
         if len(buffer.numbers) < stop - first:
@@ -257,6 +272,15 @@ class SegmentCycle(Cycle):
         self._read_at = stop if stop < self.high else self.low
         chunks.ask(first, stop, buffer)
         return _Chunk(buffer, first, stop)
+
+    def _new_memory(self, number: int) -> Memory:
+        """Memory for a buffer, with that of all others in one piece if that is in huge pages."""
+        if not in_huge_pages(self.size, direct=self.reader.direct):
+            self._region = None
+            return Memory(self.size)
+        if self._region is None or self._region.size != self.buffers * self.size:
+            self._region = Memory(self.buffers * self.size, huge=True)
+        return self._region.part(number * self.size, self.size)
 
     def _forget(self) -> None:
         self._chunk = None

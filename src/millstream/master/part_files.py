@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from .index import ScanIndex, SegmentIndex
 from .manifest import Part
 
 PAGE = 4096
+HUGE = 2 << 20  # bytes of a huge page
 
 _FAULTS = {
     kernel.SHORT_READ: "is cut off",
@@ -123,10 +125,28 @@ class Runs:
 
 
 class Memory:
-    """`size` bytes from an address that the disk can read to directly; they live as long as this object."""
+    """`size` bytes from an address that the disk can read to directly; they live as long as this object.
 
-    def __init__(self, size: int) -> None:
+    A disk is up to twice as fast if they lie in `huge` pages, which take memory as a whole.
+    """
+
+    def __init__(self, size: int, *, huge: bool = False) -> None:
         self.size = size
-        self._bytes = np.empty(size + PAGE, dtype=np.uint8)
-        self.address = (self._bytes.ctypes.data + PAGE - 1) & -PAGE
-        self.nbytes = self._bytes.nbytes
+        step = HUGE if huge else PAGE
+        self.nbytes = -(-size // step) * step if huge else size + PAGE
+        self._bytes = _huge_pages(self.nbytes) if huge else np.empty(self.nbytes, dtype=np.uint8)
+        self.address = (self._bytes.ctypes.data + step - 1) & -step
+
+    def part(self, start: int, size: int) -> Memory:
+        """Some of these bytes, which keep all of them alive."""
+        part = Memory(0)
+        part.size, part.nbytes, part._bytes, part.address = size, 0, self._bytes, self.address + start
+        return part
+
+
+def _huge_pages(size: int) -> np.ndarray:
+    """Room for so many bytes in huge pages, if the system has any; what lies before and behind them is never used."""
+    room = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(AttributeError, OSError):  # systems without them
+        room.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(room, dtype=np.uint8)
