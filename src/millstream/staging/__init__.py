@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .block import Block, Limits
-from .client import Backlog, Client, Session, StreamInfo, connect
+from .client import Backlog, Client, StreamInfo, connect
+from .session import Session
 
 if TYPE_CHECKING:
     from .server import Server
