@@ -34,10 +34,14 @@ def buffers(*, direct: bool) -> int:
     return 1 + scan_readers(direct=direct)
 
 
-def in_huge_pages(size: int, *, direct: bool) -> bool:
-    """Whether buffers of `size` bytes lie in huge pages: only a disk is faster then, and little of them may be left."""
-    total = buffers(direct=direct) * size
+def in_huge_pages(total: int, *, direct: bool) -> bool:
+    """Whether buffers of so many bytes lie in huge pages: a disk is faster then, and little of them may be left."""
     return direct and -(-total // HUGE) * HUGE <= WASTE * total
+
+
+def _resident(total: int, *, direct: bool) -> int:
+    """Memory that buffers of so many bytes take."""
+    return -(-total // HUGE) * HUGE if in_huge_pages(total, direct=direct) else total
 
 
 @dataclass(frozen=True)
@@ -160,17 +164,14 @@ class SegmentCycle(Cycle):
         """Memory of the buffers of that size, with the keys of their rows beside, if rows have so many bytes."""
         number = buffers(direct=direct)
         total = number * (-(-size // PAGE) * PAGE)
-        if in_huge_pages(total // number, direct=direct):
-            total = -(-total // HUGE) * HUGE
-        return total + number * (2 * PAGE + 1024 + int(8 * size / max(1.0, row_bytes)))
+        return _resident(total, direct=direct) + number * (2 * PAGE + 1024 + int(8 * size / max(1.0, row_bytes)))
 
     @property
     def nbytes(self) -> int:
         """Memory of the buffers as they are, wherever the turn is cut."""
-        total = self.buffers * self.size
-        if in_huge_pages(self.size, direct=self.reader.direct):
-            total = -(-total // HUGE) * HUGE
-        return total + self.buffers * (2 * PAGE + 1024 + (8 * self.most_rows if self.key is not None else 0))
+        keys = 8 * self.most_rows if self.key is not None else 0
+        buffers = _resident(self.buffers * self.size, direct=self.reader.direct)
+        return buffers + self.buffers * (2 * PAGE + 1024 + keys)
 
     @property
     def most_rows(self) -> int:
@@ -275,11 +276,12 @@ class SegmentCycle(Cycle):
 
     def _new_memory(self, number: int) -> Memory:
         """Memory for a buffer, with that of all others in one piece if that is in huge pages."""
-        if not in_huge_pages(self.size, direct=self.reader.direct):
+        total = self.buffers * self.size
+        if not in_huge_pages(total, direct=self.reader.direct):
             self._region = None
             return Memory(self.size)
-        if self._region is None or self._region.size != self.buffers * self.size:
-            self._region = Memory(self.buffers * self.size, huge=True)
+        if self._region is None or self._region.size != total:
+            self._region = Memory(total, huge=True)
         return self._region.part(number * self.size, self.size)
 
     def _forget(self) -> None:
