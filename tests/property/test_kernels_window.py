@@ -66,6 +66,8 @@ def test_a_window_finds_who_is_there(
             if hashed and own == key
         ]
         assert sorted(matches(table, wanted, room)) == sorted(expected)
+        found = [position for _, position in expected]
+        assert table.count(wanted).tolist() == [found.count(position) for position in range(len(wanted))]
         assert table.tuples == len(there)
         numbers = random.permutation(np.array(sorted(there), dtype=np.int64))
         assert table.refs(numbers % table.capacity).tolist() == [rows[number] for number in numbers.tolist()]

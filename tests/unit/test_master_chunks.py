@@ -25,6 +25,7 @@ from millstream.kernels.layout import Layout
 from millstream.kernels.pages import PageTable
 from millstream.master import Master, build_local
 from millstream.master.chunks import scan_readers
+from millstream.master.cycle import SegmentCycle
 from millstream.master.part_files import HUGE
 from millstream.master.reader import IN_FLIGHT, DiskBuffer, SegmentReader
 
@@ -184,3 +185,21 @@ def test_buffers_that_fill_huge_pages_lie_in_them(tmp_path: Path) -> None:
     assert all(buffer.memory.size == scan.size for buffer in scan._buffers)
     assert operator.stats.matched == 250_000
     operator.close()
+
+
+@pytest.mark.parametrize("size", [20_000, 200_000])
+def test_buffers_go_before_others_come(master: Master, size: int) -> None:
+    """In the middle of a chunk, with others read ahead: the scan goes on at the next page."""
+    pages = PageTable(Layout.of(master.stored_schema))
+    reader = master.scan_reader()
+    scan = SegmentCycle(reader, pages, key=master.cluster_column, size=60_000)
+    seen = [scan.next(3, 1 << 40).codes.copy() for _ in range(5)]
+    memories = [weakref.ref(buffer.memory) for buffer in scan._buffers if buffer.memory.size]
+    assert memories
+    scan.resize(size)
+    gc.collect()
+    assert not any(memory() for memory in memories)
+    while scan.position:
+        seen.append(scan.next(3, 1 << 40).codes.copy())
+    assert np.concatenate(seen).tolist() == list(range(ROWS))
+    scan.close()

@@ -16,6 +16,7 @@ from ..workloads import Workload
 from .data import Data
 from .operator import Case
 from .operators import measure_apart
+from .quiet import Quiet
 from .report import Check, Section, Table
 from .scan import sequential_rate
 
@@ -29,8 +30,8 @@ RATED = ("meshjoin", "hybridjoin", "moij")
 RATED_MEMORIES = (12_000_000, 20_000_000, 40_000_000)  # whose rates are asked for
 ROWS = 3_500_000
 ERROR, LOSS, SUSTAINED, LESS = 0.15, 0.03, 0.9, 0.7
-ROUNDS = 3  # of calibrating and measuring; the fastest counts
-DISK_ROUNDS = 2
+ROUNDS = 2  # of calibrating and measuring; the fastest counts
+PATIENCE = 900.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
 PAIR_ROUNDS = 5  # of default and optimum disk buffer, one right after the other
 
 Say = Callable[[str], None]
@@ -41,7 +42,7 @@ class Effort:
     """Seconds of work."""
 
     window: float = 0.8
-    windows: int = 2
+    windows: int = 4
     longest_warm_up: float = 10.0
 
 
@@ -99,15 +100,16 @@ class Pair:
 
 
 class Bench:
-    """Measures on one master. Machines that others use are slower for minutes now and then: of several `calibrations`
-    predictions use the fastest, as of several measurements the fastest counts.
+    """Measures on one master, while the machine is `quiet`. Machines that others use are slower for minutes now and
+    then: of several `calibrations` predictions use the fastest, as of several measurements the fastest counts.
 
     With `direct` every read goes to the disk; otherwise the page cache has all of R, as `ms.join` and `millstream tune`
     read it by default.
     """
 
-    def __init__(self, data: Data, rows: int, effort: Effort, *, direct: bool) -> None:
+    def __init__(self, data: Data, rows: int, effort: Effort, quiet: Quiet, *, direct: bool) -> None:
         self.effort = effort
+        self.quiet = quiet
         self.direct = direct
         self.rows = rows
         self.say = data.say
@@ -122,6 +124,7 @@ class Bench:
         self.disk_rates: list[float] = []  # of plain reads in between, if reads go to the disk
 
     def calibrate(self) -> None:
+        self.quiet.wait()
         self.calibrations.append(
             tuning.calibrate(self.master, progress=lambda done, total, what: self.say(f"calibrating: {what}"))
         )
@@ -170,7 +173,7 @@ class Bench:
         )
         if self.direct:
             self.disk_rates.append(sequential_rate(self.master))
-        measured = measure_apart(case).rate
+        measured = self.quiet.run(lambda: measure_apart(case).rate)
         where = f", disk buffer {format_bytes(disk_buffer)}" if disk_buffer else ""
         reads = ", O_DIRECT" if self.direct else ""
         self.say(
@@ -246,6 +249,7 @@ class Results:
     others: list[Point]
     from_disk: list[Point]
     disk_rates: list[float]
+    quiet: str = ""
 
     def of(self, algorithm: str) -> list[Point]:
         return _of(algorithm, self.over_buffers)
@@ -268,7 +272,9 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
 
     rounds = 1 if quick else ROUNDS
 
-    bench = Bench(data, rows, effort, direct=False)
+    quiet = Quiet(patience=0.0 if quick else PATIENCE)
+
+    bench = Bench(data, rows, effort, quiet, direct=False)
     bench.calibrate()
     settings = [one for name in ALGORITHMS for one in bench.over_buffers(name, buffers)]
     points = iter(bench.points([*settings, *bench.others()], rounds))
@@ -276,10 +282,10 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
     planned = [one for name, memory in asked for one in bench.rated(name, memory)]
     sustained = iter(bench.points(planned, rounds, calibrated=True))
     defaults = [bench.pair("meshjoin", budget, 1 if quick else PAIR_ROUNDS) for budget in budgets]
-    disk = Bench(data, rows, effort, direct=True)
+    disk = Bench(data, rows, effort, quiet, direct=True)
     disk.calibrate()
     over_disk = [one for name in ALGORITHMS for one in disk.over_buffers(name, buffers)]
-    from_disk = disk.points(over_disk, 1 if quick else DISK_ROUNDS)
+    from_disk = disk.points(over_disk, 1)
     return Results(
         over_buffers=[next(points) for _ in range(len(ALGORITHMS) * len(buffers))],
         defaults=defaults,
@@ -287,6 +293,7 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
         others=list(points),
         from_disk=from_disk,
         disk_rates=disk.disk_rates,
+        quiet=str(quiet),
     )
 
 
@@ -368,7 +375,7 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         "its own, warmed up until the rows that wait have been replaced several times, in several rounds, each with a "
         "calibration: of both the fastest counts. R is read through the page cache, as `ms.join` does by default, and "
         "once more with O_DIRECT, so that every read goes to the disk: on shared machines that is much slower for "
-        "seconds to minutes now and then, in the calibration as in the measurement.",
+        f"seconds to minutes now and then, in the calibration as in the measurement. {results.quiet}",
         checks=checks(results, full=full),
         tables=[
             _rates(

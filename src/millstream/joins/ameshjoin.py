@@ -129,7 +129,7 @@ class AdaptiveMeshJoin(ScanJoin):
     def _start(self) -> None:
         super()._start()
         self._most = self.disk_buffer
-        self._least = self.least_buffer(self.relation, self.brought)
+        self._least = self.scanned.least_buffer(self.brought)
         self._room = self.ledger.free + self.ledger.components["stream table"] + self.ledger.components["disk buffer"]
         self._page_seconds, self._row_seconds = 50e-6, 0.5e-6
         self._began = self._noted = self.seconds()
@@ -209,7 +209,7 @@ class AdaptiveMeshJoin(ScanJoin):
             page = self.relation.statistics.bytes / max(1, self.relation.statistics.segments) + 64
             size = int(min(self._most, max(self._least, self.b * page)))
             if not 0.8 < size / self.disk_buffer < 1.25:
-                need = self._buffer_bytes(self.relation, self.brought, size)
+                need = self.scanned.buffer_bytes(self.brought, size)
                 if need - self.ledger.components["disk buffer"] <= self.ledger.free:
                     self.scan.resize(size)
                     self.disk_buffer = size

@@ -41,7 +41,7 @@ class IndexNestedLoopJoin(Operator):
         filter_bytes = master.statistics.filter_bytes
         room = self.ledger.free - (filter_bytes + (filter_bytes >> 4) if 4 * filter_bytes < self.ledger.budget else 0)
         slots = min(len(index), max(1, room // (self.slot_bytes + SLOT_OVERHEAD)))
-        self.memory = Memory(slots * self.slot_bytes)
+        self.memory = Memory.of(slots * self.slot_bytes)
         self.ledger.book("buffer pool", min(self.ledger.free, self.memory.nbytes + slots * SLOT_OVERHEAD))
         self.held = np.full(slots, -1, dtype=np.int64)
         self.used = np.zeros(slots, dtype=np.int64)

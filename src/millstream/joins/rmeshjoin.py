@@ -33,5 +33,6 @@ class ReducedMeshJoin(ScanJoin):
         self.partitions = partitions
         super().__init__(master, **arguments)
 
-    def _pages_of(self, size: int) -> int:
+    @property
+    def _pages_of_buffer(self) -> int:
         return max(1, -(-self.scan.pages // self.partitions))

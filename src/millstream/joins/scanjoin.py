@@ -25,23 +25,17 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import InputError
-from ..kernels.layout import Layout
 from ..kernels.window_table import WindowTable
 from ..master import Master, ParquetScan
-from ..master.cycle import Cycle, Piece, SegmentCycle, buffers
-from ..master.parquet_cycle import ParquetCycle, decoded_row_bytes
-from ..master.part_files import HUGE, PAGE
+from ..master.cycle import Piece, SegmentCycle
+from ..master.parquet_cycle import ParquetCycle
 from ..units import parse_bytes
-from .base import PAGE_SLACK, Operator
+from .base import Operator
 from .conditions import Condition, as_condition
+from .scanned import Scanned
 from .theta import SORTED_BYTES, Matcher, gathered
 from .window import PAGE_OVERHEAD, HeldResults, Packet, Window
 
-DISK_BUFFER = 4 << 20  # more is no faster: what was read first has left the caches of the processor
-READ_BYTES = 300_000  # what the page cache gives while a step of any size is prepared
-DIRECT_BYTES = 120_000  # and a disk
-LEAST_HUGE = 3_500_000  # with less to spare, a huge page of buffers takes more from the window than it is worth
-PARQUET_BUFFER = 16 << 20
 LEAST_ROWS = 64
 LEAST_BYTES = 32 * 1024
 PACKET_BUDGET = 64 * PAGE_OVERHEAD  # memory for each packet of the window, at least
@@ -69,6 +63,7 @@ class ScanJoin(Operator):
         **arguments: Any,
     ) -> None:
         self.relation = master
+        self.scanned = Scanned.of(master)
         self.condition = as_condition(condition) if condition is not None else None
         if on is None and self.condition is None:
             raise InputError("give on=, the key, or condition=, or both")
@@ -96,23 +91,8 @@ class ScanJoin(Operator):
     @classmethod
     def _least_own(cls, master: Master | ParquetScan, brought: Sequence[str]) -> int:
         window = WindowTable.bytes_for(LEAST_ROWS) + LEAST_BYTES
-        return window + cls._buffer_bytes(master, brought, cls.least_buffer(master, brought))
-
-    @staticmethod
-    def least_buffer(master: Master | ParquetScan, brought: Sequence[str]) -> int:
-        """The smallest disk buffer that works, in bytes."""
-        if isinstance(master, ParquetScan):
-            return ParquetCycle.least_buffer(master, [*master.key, *brought])
-        return Operator.least_disk_buffer(master)
-
-    @staticmethod
-    def _buffer_bytes(master: Master | ParquetScan, brought: Sequence[str], size: int) -> int:
-        """Memory of the disk buffers, if each holds `size` bytes, at most."""
-        if isinstance(master, ParquetScan):
-            return ParquetCycle.bytes_for(master, list(dict.fromkeys([*master.key, *brought])), size)
-        columns = Layout.of(master.stored_schema).columns
-        least = sum(max(0.125, node.width if not node.children else 0.125) for node in columns)  # bytes of a row
-        return SegmentCycle.bytes_for(size, least, direct=master.direct)
+        scanned = Scanned.of(master)
+        return window + scanned.buffer_bytes(brought, scanned.least_buffer(brought))
 
     def _open(self, master: Master) -> None:
         """The disk buffers wait for the columns that a condition needs."""
@@ -134,9 +114,9 @@ class ScanJoin(Operator):
                 self.residual = self.matcher.rest
         self.condition_columns = mine, theirs
         needed = list(dict.fromkeys([*self.brought, *theirs]))
-        least = self.least_buffer(master, needed)
-        self.disk_buffer = max(least, self._size if self._size is not None else self._default_buffer(least))
-        self.scan = self._cycle(needed, keyless=keyless)
+        size = self._size if self._size is not None else self.scanned.default_buffer(self.spare)
+        self.disk_buffer = max(self.scanned.least_buffer(needed), size)
+        self.scan = self.scanned.cycle(self.pages, needed, self.disk_buffer, keyless=keyless)
         self._book_buffers(needed)
         self._extra = 0
         self.held: HeldResults | None = None
@@ -149,42 +129,15 @@ class ScanJoin(Operator):
 
     def _book_buffers(self, needed: Sequence[str]) -> None:
         """Book the disk buffers as they are; those of Parquet as they will be."""
-        planned = self._buffer_bytes(self.relation, needed, self.disk_buffer)
+        planned = self.scanned.buffer_bytes(needed, self.disk_buffer)
         self.ledger.book("disk buffer", self.scan.nbytes if isinstance(self.scan, SegmentCycle) else planned)
 
     def _make_memory(self) -> None:
         """Set up what is kept beside the window; the plain algorithm has nothing."""
 
-    def _default_buffer(self, least: int) -> int:
-        if isinstance(self.relation, ParquetScan):
-            return max(least, min(PARQUET_BUFFER, self.spare // 6))
-        return max(least, self.default_disk_buffer(self.relation, self.spare))
-
     @classmethod
     def default_disk_buffer(cls, master: Master, spare: int) -> int:
-        """A disk buffer that needs no tuning: what reading in larger pieces saves is no more than what the rows lose.
-
-        A turn of R takes R / s steps and the time to read R; the window has what the buffers leave of the memory M. The
-        rate of (M - n s) / (R / s * step + R / disk) tuples a second is the highest at s = sqrt(c (c + M / n)) - c with
-        c = step * disk.
-        """
-        c = DIRECT_BYTES if master.direct else READ_BYTES
-        number = buffers(direct=master.direct)
-        best = (c * (c + spare / number)) ** 0.5 - c
-        size = cls.least_disk_buffer(master) + min(DISK_BUFFER, int(best))
-        if not master.direct or spare < LEAST_HUGE:
-            return size
-        return max(1, round(number * size / HUGE)) * HUGE // number // PAGE * PAGE  # all of them fill huge pages
-
-    def _cycle(self, needed: Sequence[str], *, keyless: bool) -> Cycle:
-        master = self.relation
-        if isinstance(master, ParquetScan):
-            key = [] if keyless else master.key
-            return ParquetCycle(master, self.pages, key=key, rest=needed, size=self.disk_buffer)
-        reader = master.scan_reader(null_keys=keyless)  # rows without a key may fulfil the condition
-        if keyless:
-            self.disk_buffer = max(self.disk_buffer, int(reader.index.length.max(initial=0)) + 2 * PAGE_SLACK)
-        return SegmentCycle(reader, self.pages, key=None if keyless else master.cluster_column, size=self.disk_buffer)
+        return Scanned.of(master).default_buffer(spare)
 
     def _capacity(self) -> int:
         """Rows that the window is made for."""
@@ -198,24 +151,17 @@ class ScanJoin(Operator):
         if self.matcher is not None and self.matcher.driver is not None:
             self.ledger.book("condition", min(self.ledger.free // 2, capacity * SORTED_BYTES))
         if self._window is not None and not self.drained:
-            capacity = max(1, min(capacity, self._window * self._iterations(self._pages_of(self.disk_buffer))))
+            capacity = max(1, min(capacity, self._window * self._iterations(self._pages_of_buffer)))
         return capacity
 
     def _result_bytes(self) -> float:
         """About how many bytes of R the results of a stream row have."""
-        if isinstance(self.relation, ParquetScan):
-            return decoded_row_bytes(self.relation, self.brought)
-        statistics = self.relation.statistics
-        share = len(self.brought) / max(1, len(self.relation.stored_schema))
-        return statistics.average_row_bytes * share * max(1.0, statistics.rows_per_key)
+        return self.scanned.row_bytes(self.brought) * max(1.0, self.relation.statistics.rows_per_key)
 
-    def _pages_of(self, size: int) -> int:
-        """b: how many pages of R a buffer of that size holds."""
-        if not isinstance(self.relation, ParquetScan):
-            return self.scan.step
-        names = [*self.relation.key, *self.brought]
-        page = self.relation.rows / max(1, self.scan.total) * decoded_row_bytes(self.relation, names)
-        return max(1, min(max(1, self.scan.pages), int(size / max(1.0, page))))
+    @property
+    def _pages_of_buffer(self) -> int:
+        """b, before it is made of whole reads."""
+        return self.scanned.pages_of(self.scan, self.brought, self.disk_buffer)
 
     def _iterations(self, b: int) -> int:
         """k: iterations of a turn, of whole reads unless b is smaller than one."""
@@ -230,7 +176,7 @@ class ScanJoin(Operator):
         It is made of whole reads: w belongs to all the pages that it joins.
         """
         packets, read = max(1, self.ledger.budget // PACKET_BUDGET), self.scan.step
-        b = max(self._pages_of(self.disk_buffer), -(-self.scan.pages // packets) if self._window is None else 1)
+        b = max(self._pages_of_buffer, -(-self.scan.pages // packets) if self._window is None else 1)
         self.b = b if b < read else max(1, round(b * self.scan.chunks / max(1, self.scan.pages))) * read
         self.w = self._window or max(1, self.window.table.capacity // self._iterations(self.b))
 

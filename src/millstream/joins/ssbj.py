@@ -15,13 +15,12 @@ m is known, and the inequality decides. A value of which a whole turn found no r
                      v             v one turn later, if m v_R < n v_S
                    result         H_R
 
-Legend: that of `scanjoin.py`; H_R = `cache`; the values being collected = `chosen`.
+Legend: that of `scanjoin.py`; H_R = `cache`; the values being collected = `chosen`, many times a turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,30 +29,16 @@ import pyarrow as pa
 from ..errors import InputError
 from ..master import Master, ParquetScan
 from ..master.cycle import Piece
-from ..master.parquet_cycle import decoded_row_bytes
 from .cache import PAGE_OVERHEAD, MasterCache, entry_bytes
+from .chosen import ChosenValues, Group
 from .scanjoin import ScanJoin
 
 LEAST_CACHE = 24 * 1024
 CACHE_SHARE = 0.35  # of the free memory: the most keys that H_R's table has places for
 COLLECTED = 12  # a twelfth of the memory is left free by rows, for values that are collected and switched
-COPIES = 16  # of collected rows, before they are put together
-SAMPLE = 1 << 16  # rows of the window that n is estimated from
-
-
-@dataclass
-class _Chosen:
-    """Values whose rows are being collected for one turn; each is marked by one of its rows in the window."""
-
-    ends: int
-    keys: np.ndarray
-    counts: np.ndarray
-    marked: np.ndarray
-    codes: list[np.ndarray] = field(default_factory=list)
-    refs: list[np.ndarray] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
-    here: list[np.ndarray] = field(default_factory=list)  # rows of the piece in hand
-    size: int = 0
+CHOICES = 16  # in a turn of R
+STAYING = 0.5  # a cached value goes when its rows would take this much of what its master rows do: chance goes by less
+SAMPLE = 1 << 16  # rows of a packet that values are chosen from
 
 
 class SemiStreamBalancedJoin(ScanJoin):
@@ -81,17 +66,15 @@ class SemiStreamBalancedJoin(ScanJoin):
         )
         names = [schema.names[i] for i in self.kept]
         statistics = self.relation.statistics
-        if isinstance(self.relation, ParquetScan):
-            self.row_bytes = decoded_row_bytes(self.relation, names)
-        else:
-            self.row_bytes = max(8.0, statistics.average_row_bytes * len(names) / max(1, len(schema)))
+        self.row_bytes = max(8.0, self.scanned.row_bytes(names))
         self.entry_bytes = entry_bytes(0.0, 1.0)
         keys = int(self.ledger.free * CACHE_SHARE / (self.row_bytes + self.entry_bytes))
         keys = min(keys, statistics.rows + 16)
         self.cache = MasterCache(self.pages, self.kept, self.ledger, capacity=max(16, keys))
-        self.chosen: _Chosen | None = None
+        self.chosen: ChosenValues | None = None
+        self._next_choice = 0  # by the clock
         self._reserve = 0 if self.ordered else self.ledger.budget // COLLECTED
-        self._probes = 0
+        self._misses = 0  # since values were last evicted
         self._length = 0  # rows of the window, lately
 
     @property
@@ -105,7 +88,7 @@ class SemiStreamBalancedJoin(ScanJoin):
         first, rows = self.cache.probe(keys)
         hit = rows >= 0
         hits = int(hit.sum())
-        self._probes += len(keys)
+        self._misses += len(keys) - hits
         self.stats.cache_hits += hits
         if hits:
             yield from self._cached(refs[hit], first[hit], rows[hit].astype(np.int64))
@@ -132,115 +115,97 @@ class SemiStreamBalancedJoin(ScanJoin):
     # -- disk-probing ------------------------------------------------------------------------------------------
 
     def _iterate(self, needed: int) -> Iterator[pa.RecordBatch]:
-        if self.chosen is None and not self.ordered and self.scan.pages:
+        if not self.ordered and self.scan.pages and self.clock >= self._next_choice:
             self._choose()
         self._length = max(len(self.window), self._length // 2)
         yield from super()._iterate(needed)
-        if self.chosen is not None and self.clock >= self.chosen.ends:
-            self._evict()
-            self._switch(self.chosen)
+        if self.chosen is not None:
+            for group, codes, refs in self.chosen.ended(self.clock):
+                self._evict()
+                self._switch(group, codes, refs)
 
     def _choose(self) -> None:
         """Pick the values of the youngest packet that seem to be worth their rows."""
         packet = self.window.packets[-1] if self.window.packets else None
         if packet is None or packet.began != self.clock:
             return
+        self._next_choice = self.clock + self.scan.pages // CHOICES
         table = self.window.table
-        every = max(1, len(self.window) // SAMPLE)
-        keys, counts = np.unique(table.keys(table.oldest, table.next)[::every], return_counts=True)
-        worth = counts * (every * self._stream_bytes) > self.row_bytes + self.entry_bytes
-        worth &= counts > 1
-        if not worth.any():
+        chosen = self._marked(table.capacity)
+        if chosen is None:
             return
-        keys, counts = keys[worth], counts[worth] * every
-        newest, where = np.unique(table.keys(packet.first, packet.stop), return_index=True)
-        common, mine, theirs = np.intersect1d(keys, newest, assume_unique=True, return_indices=True)
-        room = min(self.cache.table.room, int(self._reserve / 4 / (self.row_bytes + self.entry_bytes)))
-        best = np.sort(np.argsort(-counts[mine], kind="stable")[:room])
-        if not len(best):
-            return
-        marked = np.zeros(table.capacity, dtype=np.bool_)
-        marked[(where[theirs[best]] + packet.first) % table.capacity] = True
-        self.chosen = _Chosen(packet.ends, common[best], counts[mine[best]], marked)
+        every = max(1, packet.rows // SAMPLE)
+        keys, where = np.unique(table.keys(packet.first, packet.stop)[::every], return_index=True)
+        counts = table.count(keys)
+        collected = chosen.keys
+        worth = (counts > 1) & (counts * self._stream_bytes > self.row_bytes + self.entry_bytes)
+        worth &= ~np.isin(keys, collected)
+        value = self.row_bytes * max(1.0, self.relation.statistics.rows_per_key) + self.entry_bytes
+        room = min(self.cache.table.room, int(self._reserve / 4 / value)) - len(collected)
+        at = np.flatnonzero(worth)
+        best = np.sort(at[np.argsort(-counts[at], kind="stable")[: max(0, room)]])
+        if len(best):
+            slots = (every * where[best] + packet.first) % table.capacity
+            chosen.choose(keys[best], counts[best], slots, ends=packet.ends)
+
+    def _marked(self, places: int) -> ChosenValues | None:
+        """What collects rows of a window with so many places; None if there is no memory for its marks."""
+        if self.chosen is not None and self.chosen.places != places:
+            self._forget()  # the rows of the window have other places now
+        if self.chosen is None and places <= min(self.ledger.free, self._reserve // 2):
+            self.chosen = ChosenValues(self.pages, self.kept, self.ledger, places=places, limit=self._reserve)
+        return self.chosen
 
     def _found(self, piece: Piece, slots: np.ndarray, rows: np.ndarray) -> None:
         if self.chosen is not None:
-            rows = rows[self.chosen.marked[slots]]
-            if len(rows):
-                self.chosen.here.append(rows)
+            self.chosen.note(slots, rows)
 
     def _join(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        if self.chosen is not None and len(self.chosen.marked) != self.window.table.capacity:
-            self._forget()  # the rows of the window have other places now
+        if self.chosen is not None and self.chosen.places != self.window.table.capacity:
+            self._forget()
         yield from super()._join(piece)
-        if self.chosen is not None and self.chosen.here:
-            rows = np.concatenate(self.chosen.here)
-            self.chosen.here.clear()
-            self._collect(self.chosen, piece.codes[rows], piece.refs(rows))
+        self._copy(piece)
 
-    def _collect(self, chosen: _Chosen, codes: np.ndarray, refs: np.ndarray) -> None:
-        """Copy rows of the chosen values; small copies are put together now and then."""
-        old = chosen.pages
-        if len(old) == COPIES:
-            codes, refs = np.concatenate([*chosen.codes, codes]), np.concatenate([*chosen.refs, refs])
-            chosen.codes, chosen.refs, chosen.pages = [], [], []
-        plan = self.pages.measure(refs, self.kept)
-        size = plan.nbytes + PAGE_OVERHEAD + 16 * len(refs)
-        if size > self.ledger.free or chosen.size + size > self._reserve:
-            chosen.pages = old
-            self._forget()  # they have too many rows to be collected
-            return
-        self.ledger.add("collected rows", size)
-        chosen.size += size
-        page = self.pages.add_columns(
-            pa.RecordBatch.from_arrays(plan.columns(), schema=self.cache.schema) if self.kept else None, self.kept
-        )
-        if not chosen.pages and old:
-            for number in old:
-                self.pages.release(number)
-            self.ledger.book("collected rows", size)
-            chosen.size = size
-        chosen.pages = [*chosen.pages, page]
-        chosen.codes.append(codes)
-        chosen.refs.append(np.arange(len(refs), dtype=np.int64) + (page << 32))
+    def _copy(self, piece: Piece) -> None:
+        """Copy the rows of chosen values that were found in a piece of R."""
+        if self.chosen is not None:
+            self.chosen.copy(piece)
 
-    def _switch(self, chosen: _Chosen) -> None:
+    def _switch(self, group: Group, codes: np.ndarray, refs: np.ndarray) -> None:
         """Move the values for which the inequality holds to H_R, with the rows that a whole turn has found."""
-        nothing = np.empty(0, dtype=np.int64)
-        codes, refs = np.concatenate([nothing, *chosen.codes]), np.concatenate([nothing, *chosen.refs])
-        order = np.argsort(codes, kind="stable")
-        codes, refs = codes[order], refs[order]
-        begin = np.searchsorted(codes, chosen.keys, side="left")
-        counts = np.searchsorted(codes, chosen.keys, side="right") - begin
-        good = chosen.counts * self._stream_bytes > counts * self.row_bytes + self.entry_bytes
+        begin = np.searchsorted(codes, group.keys, side="left")
+        counts = np.searchsorted(codes, group.keys, side="right") - begin
+        good = group.counts * self._stream_bytes > counts * self.row_bytes + self.entry_bytes
         plan = self.pages.measure(refs, self.kept)
-        if good.any() and plan.nbytes + PAGE_OVERHEAD <= self.ledger.free // 2:
-            self.ledger.add("collected rows", plan.nbytes + PAGE_OVERHEAD)
+        size = plan.nbytes + PAGE_OVERHEAD
+        if good.any() and size <= self.ledger.free // 2:
+            self.ledger.add("switched rows", size)
             batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.cache.schema) if self.kept else None
             page = self.pages.add_columns(batch, self.kept)
             limit = self.cache.bytes + self.ledger.free
-            self.cache.admit(chosen.keys[good], begin[good] + (page << 32), counts[good], chosen.counts[good], limit)
+            self.cache.admit(group.keys[good], begin[good] + (page << 32), counts[good], group.counts[good], limit)
             self.pages.release(page)
-        self._forget()
+            self.ledger.book("switched rows", 0)
         self.stats.cached_rows = self.cache.cached_rows
 
     def _forget(self) -> None:
         """Let go of what was collected."""
         if self.chosen is not None:
-            for page in self.chosen.pages:
-                self.pages.release(page)
-            self.ledger.book("collected rows", 0)
+            self.chosen.close()
             self.chosen = None
 
     def _evict(self) -> None:
-        """Values that came too seldom go, once as many rows have come as the window holds."""
-        if self._probes < max(1024, self._length) or not self.cache.order:
+        """Values that came too seldom go, once as many rows have come to the window as it holds: in that time a cached
+        value had as many hits as rows of it would wait there.
+        """
+        if self._misses < max(1024, self._length) or not self.cache.order:
             return
         table = self.cache.table
-        length = max(1, self._length) / self._probes
-        self._probes = 0
-        stream_side = table.hits * (length * self._stream_bytes)
-        cold = np.flatnonzero((table.rows >= 0) & (stream_side < table.rows * self.row_bytes + self.entry_bytes))
+        turns = self._misses / max(1, self._length)
+        self._misses = 0
+        stream_side = table.hits * (self._stream_bytes / turns)
+        master_side = table.rows * self.row_bytes + self.entry_bytes
+        cold = np.flatnonzero((table.rows >= 0) & (stream_side < STAYING * master_side))
         table.hits[:] = 0
         if len(cold):
             self.cache.evict(cold.astype(np.int32))

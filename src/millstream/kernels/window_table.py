@@ -130,6 +130,12 @@ class WindowTable:
         """The keys of the tuples of some numbers."""
         return self._key[self.slots(first, stop)].astype(np.int64)
 
+    def count(self, keys: np.ndarray) -> np.ndarray:
+        """How many tuples each key has."""
+        counts = np.zeros(len(keys), dtype=np.int64)
+        _count(keys, counts, self._youngest, self._key, self._following)
+        return counts
+
     def expire(self, stop: int) -> None:
         """Let the tuples with numbers below `stop` go."""
         _expire(stop, self._youngest, self._key, self._following, self._state)
@@ -262,6 +268,20 @@ def _match(wanted, at, slots, rows, youngest, bits, key, following):
     at[0] = n
     at[1] = -2
     return found
+
+
+@njit(cache=True, nogil=True)
+def _count(wanted, counts, youngest, key, following):
+    n = wanted.shape[0]
+    for i in range(n):
+        prefetch(youngest.ctypes.data + 4 * _bucket(wanted[min(i + 8, n - 1)], youngest))
+        last = np.int64(youngest[_bucket(wanted[i], youngest)])
+        slot = last
+        while slot >= 0:
+            counts[i] += key[slot] == wanted[i]
+            slot = np.int64(following[slot])
+            if slot == last:
+                break
 
 
 @njit(cache=True, nogil=True)

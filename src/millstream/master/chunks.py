@@ -68,7 +68,7 @@ class Buffer:
     """A piece of memory with some segments in it, mapped and their keys laid out."""
 
     def __init__(self, columns: int) -> None:
-        self.memory = Memory(0)
+        self.memory = Memory.of(0)
         self.codes = np.empty(0, dtype=np.int64)
         self.starts = np.zeros(1, dtype=np.int64)
         self.table = np.zeros((0, columns), dtype=np.int64)

@@ -249,9 +249,22 @@ class SegmentCycle(Cycle):
         return chunk
 
     def resize(self, size: int) -> None:
-        """Read more or less at a time from the next chunk on."""
+        """Read more or less at a time from here on. The buffers go first, with what was read ahead: memory is booked
+        for the new ones alone.
+        """
+        self._forget()
+        self._region = None
+        for buffer in self._buffers:
+            self._place(buffer, Memory.of(0))
+            buffer.codes = NO_CODES
         self.size = -(-size // PAGE) * PAGE
         self._bounds = None
+
+    def _place(self, buffer: Buffer, memory: Memory) -> None:
+        """Give a buffer its memory, which lives as long as a page may lie there."""
+        buffer.memory = memory
+        for number in buffer.numbers.tolist():
+            self.table.owners[number] = memory
 
     def _begin(self, chunks: ChunkReader) -> _Chunk:
         """Have the next chunk read."""
@@ -260,9 +273,7 @@ class SegmentCycle(Cycle):
         buffer = self._buffers[self._turn]
         self._turn = (self._turn + 1) % self.buffers
         if buffer.memory.size != self.size:
-            buffer.memory = self._new_memory(self._buffers.index(buffer))
-            for number in buffer.numbers.tolist():
-                self.table.owners[number] = buffer.memory
+            self._place(buffer, self._new_memory(self._buffers.index(buffer)))
         if len(buffer.numbers) < stop - first:
             more = [self.table.reserve(buffer.memory) for _ in range(stop - first - len(buffer.numbers))]
             buffer.numbers = np.append(buffer.numbers, np.array(more, dtype=np.int64))
@@ -279,9 +290,9 @@ class SegmentCycle(Cycle):
         total = self.buffers * self.size
         if not in_huge_pages(total, direct=self.reader.direct):
             self._region = None
-            return Memory(self.size)
+            return Memory.of(self.size)
         if self._region is None or self._region.size != total:
-            self._region = Memory(total, huge=True)
+            self._region = Memory.huge(total)
         return self._region.part(number * self.size, self.size)
 
     def _forget(self) -> None:

@@ -124,24 +124,35 @@ class Runs:
         return int(self.target[-1] + self.length[-1]) if len(self.target) else 0
 
 
+@dataclass(frozen=True, eq=False)
 class Memory:
-    """`size` bytes from an address that the disk can read to directly; they live as long as this object.
-
-    A disk is up to twice as fast if they lie in `huge` pages, which take memory as a whole.
+    """`size` bytes from an `address` that the disk can read to directly; they live as long as this object, and take
+    `nbytes` of memory.
     """
 
-    def __init__(self, size: int, *, huge: bool = False) -> None:
-        self.size = size
-        step = HUGE if huge else PAGE
-        self.nbytes = -(-size // step) * step if huge else size + PAGE
-        self._bytes = _huge_pages(self.nbytes) if huge else np.empty(self.nbytes, dtype=np.uint8)
-        self.address = (self._bytes.ctypes.data + step - 1) & -step
+    address: int
+    size: int
+    nbytes: int
+    _bytes: np.ndarray
+
+    @classmethod
+    def of(cls, size: int) -> Memory:
+        """In ordinary pages."""
+        return cls._aligned(np.empty(size + PAGE, dtype=np.uint8), PAGE, size, size + PAGE)
+
+    @classmethod
+    def huge(cls, size: int) -> Memory:
+        """In huge pages, which take memory as a whole: a disk reads to them up to twice as fast."""
+        whole = -(-size // HUGE) * HUGE
+        return cls._aligned(_huge_pages(whole), HUGE, size, whole)
+
+    @classmethod
+    def _aligned(cls, room: np.ndarray, step: int, size: int, nbytes: int) -> Memory:
+        return cls((room.ctypes.data + step - 1) & -step, size, nbytes, room)
 
     def part(self, start: int, size: int) -> Memory:
-        """Some of these bytes, which keep all of them alive."""
-        part = Memory(0)
-        part.size, part.nbytes, part._bytes, part.address = size, 0, self._bytes, self.address + start
-        return part
+        """Some of these bytes, which keep all of them alive and take no memory of their own."""
+        return Memory(self.address + start, size, 0, self._bytes)
 
 
 def _huge_pages(size: int) -> np.ndarray:

@@ -130,7 +130,7 @@ class DiskBuffer:
         self.reader = reader
         self.pages = pages
         self.size = -(-size // PAGE) * PAGE
-        self._memory = Memory(self.size)
+        self._memory = Memory.of(self.size)
         self._numbers = np.empty(0, dtype=np.int64)
         self._rows = np.empty((0, 0), dtype=np.int64)
         self._wanted = np.empty(0, dtype=np.int64)

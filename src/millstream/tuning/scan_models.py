@@ -172,7 +172,8 @@ class BalancedModel(MeshModel):
         slices = found.tuples / split.slice_rows
         found.seconds["c_N"] = slices * steps["test"](split.slice_rows, places)
         found.seconds["c_O of hits"] = hits * found.tuples * steps["hit"].each(places) + slices * steps["hit"].fixed
-        found.seconds["c_I"] = steps["ssbj switch"].fixed
+        b, read = self._pages(memory, disk_buffer)
+        found.seconds["c_I"] = max(1.0, b / read) * steps["ssbj switch"].fixed
         return found
 
 

@@ -131,8 +131,8 @@ def _watched(operator: ScanJoin) -> Stopwatch:
     watch.time(operator, "_leave", "mesh expire", lambda arguments, _: arguments[2] - arguments[1])
     watch.time(operator.window, "drop", "mesh expire")
     if hasattr(operator, "cache"):
-        for name in ("_choose", "_switch", "_evict", "_found"):
-            watch.time(operator, name, "switch", (lambda _, __: 0.0) if name == "_found" else None)
+        for name in ("_choose", "_found", "_switch", "_evict", "_copy"):
+            watch.time(operator, name, "switch", (lambda _, __: 0.0) if name == "_copy" else None)
     watch.reset()
     return watch
 
