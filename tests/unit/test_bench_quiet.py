@@ -53,7 +53,7 @@ def test_a_machine_that_is_never_quiet_is_taken_as_it_is(rates: Iterator[float])
     assert quiet.run(lambda: next(rates)) == 20.0
     assert quiet.waited >= quiet.patience
     assert quiet.speeds[-1] == 0.5
-    assert "below 85% of its best speed" in str(quiet)
+    assert "below 80% of its best speed" in str(quiet)
 
 
 def test_the_speed_of_this_machine() -> None:

@@ -1,4 +1,4 @@
-"""One join operator in a process of its own, on one core: `python -m millstream.bench.operator CASE`, all in JSON."""
+"""Join operators in a process of their own: `python -m millstream.bench.operator CASE`, all in JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,14 +72,27 @@ class Measured:
     profile: dict[str, float]
 
 
-def measure(case: Case) -> Measured:
-    """Run one operator: warm-up, then a window in which the tuples that leave it are counted, then a profile."""
-    if case.core is not None:
-        os.sched_setaffinity(0, {case.core})
+def rates_by_turns(cases: Sequence[Case], rounds: int) -> list[list[float]]:
+    """Run several operators by turns, a window at a time: of each round the rates of all, which whatever else goes on
+    on the machine has slowed down alike.
+    """
+    drives = [_drive(case)[0] for case in cases]
+    for case, drive in zip(cases, drives, strict=True):
+        drive.warm_up(case.warm_up)
+    rates = []
+    for _ in range(rounds):
+        ran = [drive.run(case.window) for case, drive in zip(cases, drives, strict=True)]
+        rates.append([left / took for left, took, _ in ran])
+    for drive in drives:
+        drive.operator.close()
+    return rates
+
+
+def _drive(case: Case) -> tuple[_Drive, int]:
+    """What feeds the operator of a case, and its memory."""
     from ..joins import create
     from ..master import Master
     from ..workloads import Workload
-    from .profile import Clock, instrumented
 
     master = Master.open(case.master, direct=case.direct)
     workload = Workload(
@@ -92,7 +105,17 @@ def measure(case: Case) -> Measured:
     )
     memory = case.memory or int(master.statistics.bytes * case.budget)
     options: dict[str, Any] = {"disk_buffer": case.disk_buffer} if case.disk_buffer else {}
-    drive = _Drive(create(case.algorithm, master, on=workload.on, memory=memory, **options), _endless(workload))
+    operator = create(case.algorithm, master, on=workload.on, memory=memory, **options)
+    return _Drive(operator, _endless(workload)), memory
+
+
+def measure(case: Case) -> Measured:
+    """Run one operator: warm-up, then a window in which the tuples that leave it are counted, then a profile."""
+    if case.core is not None:
+        os.sched_setaffinity(0, {case.core})
+    from .profile import Clock, instrumented
+
+    drive, memory = _drive(case)
     drive.warm_up(case.warm_up)
     warm_tuples, warm_seconds = drive.resolved, drive.seconds
     fastest: tuple[JoinStats, int, float, float | None, JoinStats] | None = None
@@ -205,9 +228,12 @@ class _Drive:
 
 
 def main() -> None:
-    """Measure the case given as JSON and print the result as JSON."""
-    case = Case(**json.loads(sys.argv[1]))
-    print(json.dumps(asdict(measure(case))))
+    """Measure the case given as JSON, or several by turns in as many rounds as are given, and print JSON."""
+    given = json.loads(sys.argv[1])
+    if isinstance(given, list):
+        print(json.dumps(rates_by_turns([Case(**case) for case in given], int(sys.argv[2]))))
+    else:
+        print(json.dumps(asdict(measure(Case(**given)))))
 
 
 if __name__ == "__main__":

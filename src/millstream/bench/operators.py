@@ -129,12 +129,22 @@ def run(todo: Sequence[Case], progress: Progress, *, by_frequency: str | None = 
 
 def measure_apart(case: Case) -> Measured:
     """Measure a case in a new process."""
-    command = [sys.executable, "-m", "millstream.bench.operator", json.dumps(asdict(case))]
+    return Measured(**_apart(case.name, json.dumps(asdict(case))))
+
+
+def rates_by_turns_apart(cases: Sequence[Case], rounds: int) -> list[list[float]]:
+    """Rates of several cases in a new process, where they run by turns: of each round those of all cases."""
+    found: list[list[float]] = _apart(cases[0].name, json.dumps([asdict(case) for case in cases]), str(rounds))
+    return found
+
+
+def _apart(name: str, *arguments: str) -> Any:
+    command = [sys.executable, "-m", "millstream.bench.operator", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
-        raise MillstreamError(f"measuring {case.name} failed: {done.stderr.strip().splitlines()[-1]}")
-    return Measured(**json.loads(done.stdout))
+        raise MillstreamError(f"measuring {name} failed: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout)
 
 
 def section(results: Results, *, rows: int, command: str, full: bool) -> Section:

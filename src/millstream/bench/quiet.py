@@ -13,7 +13,7 @@ import numpy as np
 WORDS = 8 << 20  # more than the caches of a processor hold
 PROBES = 1 << 19
 SAMPLES = 7
-QUIET = 0.85  # of the best speed seen
+QUIET = 0.8  # of the best speed seen
 PAUSE = 2.0  # seconds
 
 
