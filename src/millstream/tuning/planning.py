@@ -21,6 +21,7 @@ WALK = 12  # steps, each to twice or half the size at most
 GRID = 14  # disk buffers that are looked at first
 REFINEMENTS = 2
 MEMORY_PRECISION = 0.004
+MEMORY_STEP = 1.2  # from one memory that is looked at to the next
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,11 @@ def _made(algorithm: str, model: Model, memory: int, asked: float | None = None)
 
 
 def _least_memory(algorithm: str, model: Model, rate: float) -> int:
-    """The least memory whose best rate is `rate`, by bisection: more memory is never slower."""
+    """The least memory whose best rate is `rate`.
+
+    More memory can be slower, where what waits leaves a cache of the processor: so the first of growing memories that
+    is fast enough is looked for, and then bisected.
+    """
     last: list[int] = []
 
     def reached(memory: int) -> float:
@@ -156,19 +161,22 @@ def _least_memory(algorithm: str, model: Model, rate: float) -> int:
         return model.iteration(memory, buffer).rate
 
     low = model.least_memory
-    high = max(low, model.setting.master.statistics.bytes)
-    highest = reached(high)
-    if highest < rate:
-        raise RateUnreachable(
-            f"no memory up to the size of R ({format_bytes(high)}) sustains {rate:,.0f} tuples/s with {algorithm}: the "
-            f"highest rate predicted is {highest:,.0f} tuples/s; use another algorithm or more tasks",
-            highest=highest,
-        )
-    last.clear()
-    if reached(low) >= rate:
+    most = max(low, model.setting.master.statistics.bytes)
+    highest = reached(low)
+    if highest >= rate:
         return low
+    high = low
+    while highest < rate:
+        if high == most:
+            raise RateUnreachable(
+                f"no memory up to the size of R ({format_bytes(most)}) sustains {rate:,.0f} tuples/s with {algorithm}: "
+                f"the highest rate predicted is {highest:,.0f} tuples/s; use another algorithm or more tasks",
+                highest=highest,
+            )
+        low, high = high, min(most, int(MEMORY_STEP * high) + 1)
+        highest = max(highest, reached(high))
     while high > low * (1 + MEMORY_PRECISION):
-        middle = int(math.sqrt(float(low) * high)) if low * 2 < high else (low + high) // 2
+        middle = (low + high) // 2
         if reached(middle) >= rate:
             high = middle
         else:
