@@ -19,7 +19,19 @@ if TYPE_CHECKING:
 
     from .parser import Commands
 
-NAMES = ("operators", "spark", "build", "memory", "scan", "tuning", "staging", "source", "warehouse", "flow")
+NAMES = (
+    "operators",
+    "identity",
+    "spark",
+    "build",
+    "memory",
+    "scan",
+    "tuning",
+    "staging",
+    "source",
+    "warehouse",
+    "flow",
+)
 
 
 def register(commands: Commands) -> None:
@@ -29,7 +41,7 @@ def register(commands: Commands) -> None:
         "bench",
         summary="measure the joins, Spark with and without them, builds, memory, staging, sources, loading and flows",
         about="Prints tables with a verdict for each target; all comparisons are within one run. The full size needs "
-        "about 40 GB of disk\nand an hour on two quiet cores; --quick takes some minutes and judges what it can.",
+        "about 40 GB of disk\nand two hours on two quiet cores; --quick takes some minutes and judges what it can.",
         example="millstream bench operators --quick",
     )
     parser.add_argument(
