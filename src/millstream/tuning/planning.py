@@ -21,7 +21,7 @@ WALK = 12  # steps, each to twice or half the size at most
 GRID = 14  # disk buffers that are looked at first
 REFINEMENTS = 2
 MEMORY_PRECISION = 0.004
-MEMORY_STEP = 1.2  # from one memory that is looked at to the next
+MEMORY_STEP = 1.25  # from one memory that is looked at to the next
 
 
 @dataclass(frozen=True)

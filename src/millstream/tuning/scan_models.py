@@ -21,7 +21,7 @@ from ..joins.meshjoin import MeshJoin
 from ..joins.policy import SHARES
 from ..joins.rmeshjoin import PARTITIONS, ReducedMeshJoin
 from ..joins.scanjoin import LEAST_BYTES, LEAST_ROWS, PACKET_BUDGET
-from ..joins.ssbj import CACHE_SHARE, SemiStreamBalancedJoin
+from ..joins.ssbj import CACHE_SHARE, COLLECTED, SemiStreamBalancedJoin
 from ..joins.sweep import KEY_BYTES, RANGES, SORT_BYTES
 from ..kernels.cache_table import CacheTable
 from ..kernels.sketch import FrequencySketch
@@ -76,16 +76,21 @@ class MeshModel(Model):
         row = self.setting.stream_bytes + _tuple_bytes(self.setting)
         return max(LEAST_ROWS, int((free - LEAST_BYTES) / row))
 
-    def _turning(self, split: Split, disk_buffer: int, *, hits: float) -> Iteration:
-        """An iteration when `hits` of the arrivals are served by memory and do not come into the window."""
+    def _turning(
+        self, split: Split, disk_buffer: int, *, hits: float, capacity: int | None = None, rows: float | None = None
+    ) -> Iteration:
+        """An iteration when `hits` of the arrivals are served by memory and do not come into the window.
+
+        Without `capacity` and `rows` the window has places for as many tuples as the memory holds, and is full.
+        """
         setting, steps = self.setting, self.setting.factors.steps
         statistics = setting.master.statistics
         b, read = self._pages(split.memory, disk_buffer)
         reads = b / read
         pieces = max(1.0, reads)
         turns = max(1, -(-statistics.segments // b))
-        capacity = self._window(split.free)
-        window = self._rows(capacity, turns)
+        capacity = self._window(split.free) if capacity is None else capacity
+        window = self._rows(capacity, turns) if rows is None else rows
         tuples = window / turns / max(1e-9, 1 - hits)
         waited = tuples * (1 - hits)
         keys = b * statistics.rows / max(1, statistics.segments)
@@ -159,15 +164,17 @@ class BalancedModel(MeshModel):
         least = math.floor((per_key * setting.kept_bytes + entry) / waiting) + 1
         cached: Floats = np.zeros(len(setting.popularity.share))
         hits, pages = 0.0, 0
+        capacity = self._window(split.free)  # before there is anything in the cache
+        free = split.free - capacity * _tuple_bytes(setting) - memory // COLLECTED
         for _ in range(8):
-            rows = self._window(max(0, split.free - pages))
+            rows = min(float(capacity), max(1.0, (free - pages) / setting.stream_bytes))
             turn = rows / max(1e-9, 1 - hits)
             cached = 1 - fewer(setting.popularity.share * turn, least)
             hits = 0.5 * hits + 0.5 * setting.popularity.served_by(cached)
             keys = min(float(places), float((cached * setting.popularity.number).sum()))
             pages = int(min(0.5 * split.free, 1.1 * keys * per_key * setting.kept_bytes))
         split.book("master cache", pages)
-        found = self._turning(split, disk_buffer, hits=hits)
+        found = self._turning(split, disk_buffer, hits=hits, capacity=capacity, rows=rows)
         steps = setting.factors.steps
         slices = found.tuples / split.slice_rows
         found.seconds["c_N"] = slices * steps["test"](split.slice_rows, places)
