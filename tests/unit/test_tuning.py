@@ -230,7 +230,7 @@ def test_memory_for_a_rate_is_the_inverse_of_rate_for_a_memory(
     there = tuning.plan(algorithm, master, factors, memory=1_000_000, skew=0.5)
     back = tuning.plan(algorithm, master, factors, rate=there.rate, skew=0.5)
     assert back.rate >= 0.99 * there.rate
-    assert back.memory <= 1.03 * there.memory
+    assert back.memory <= 1.06 * there.memory  # a turn has whole reads: rates jump by some percent
     # steps of a pass or of a table's size may reach the same rate with less, but never with much less
     assert tuning.plan(algorithm, master, factors, memory=back.memory, skew=0.5).rate >= 0.99 * there.rate
 

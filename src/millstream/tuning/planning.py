@@ -21,7 +21,7 @@ WALK = 12  # steps, each to twice or half the size at most
 GRID = 14  # disk buffers that are looked at first
 REFINEMENTS = 2
 MEMORY_PRECISION = 0.004
-MEMORY_STEP = 1.25  # from one memory that is looked at to the next
+COARSE, FINE = 1.25, 1.03  # from one memory that is looked at to the next
 
 
 @dataclass(frozen=True)
@@ -150,31 +150,40 @@ def _made(algorithm: str, model: Model, memory: int, asked: float | None = None)
 def _least_memory(algorithm: str, model: Model, rate: float) -> int:
     """The least memory whose best rate is `rate`.
 
-    More memory can be slower, where what waits leaves a cache of the processor: so the first of growing memories that
-    is fast enough is looked for, and then bisected.
+    More memory can be slower: what waits leaves a cache of the processor, or a turn has one read more. So the first of
+    growing memories that is fast enough is looked for, and then bisected.
     """
-    last: list[int] = []
+    near: int | None = None
+    highest = 0.0
 
     def reached(memory: int) -> float:
-        buffer = best_buffer(model, memory, last[-1] if last else None)
-        last.append(buffer)
-        return model.iteration(memory, buffer).rate
+        nonlocal near, highest
+        near = best_buffer(model, memory, near)
+        found = model.iteration(memory, near).rate
+        highest = max(highest, found)
+        return found
+
+    def walk(low: int, high: int, step: float) -> tuple[int, int] | None:
+        """The first step that is fast enough, from the memory before it; None if there is none."""
+        while low < high:
+            following = min(high, int(step * low) + 1)
+            if reached(following) >= rate:
+                return low, following
+            low = following
+        return None
 
     low = model.least_memory
     most = max(low, model.setting.master.statistics.bytes)
-    highest = reached(low)
-    if highest >= rate:
+    if reached(low) >= rate:
         return low
-    high = low
-    while highest < rate:
-        if high == most:
-            raise RateUnreachable(
-                f"no memory up to the size of R ({format_bytes(most)}) sustains {rate:,.0f} tuples/s with {algorithm}: "
-                f"the highest rate predicted is {highest:,.0f} tuples/s; use another algorithm or more tasks",
-                highest=highest,
-            )
-        low, high = high, min(most, int(MEMORY_STEP * high) + 1)
-        highest = max(highest, reached(high))
+    around = walk(low, most, COARSE)
+    if around is None:
+        raise RateUnreachable(
+            f"no memory up to the size of R ({format_bytes(most)}) sustains {rate:,.0f} tuples/s with {algorithm}: the "
+            f"highest rate predicted is {highest:,.0f} tuples/s; use another algorithm or more tasks",
+            highest=highest,
+        )
+    low, high = walk(*around, FINE) or around
     while high > low * (1 + MEMORY_PRECISION):
         middle = (low + high) // 2
         if reached(middle) >= rate:
