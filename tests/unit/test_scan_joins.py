@@ -19,6 +19,7 @@ from millstream.joins.ameshjoin import Observed, RateTuner
 from millstream.joins.scanjoin import PACKET_BUDGET
 from millstream.master import Master, build_local
 from millstream.master.cycle import SegmentCycle
+from millstream.workloads import Zipf
 from oracle import assert_same_bag, expected_join
 
 every_scan = pytest.mark.parametrize("algorithm", joins.SCANS)
@@ -215,6 +216,21 @@ def test_ssbj_caches_values_that_are_worth_it(tmp_path: Path) -> None:
     result = pa.Table.from_batches(out)
     assert len(result) == len(expected_join(stream, table, on="k", how="left"))
     assert operator.stats.matched + operator.stats.unmatched == 60_000
+    operator.close()
+
+
+def test_ssbj_caches_a_value_once(tmp_path: Path) -> None:
+    """Rows of a batch whose value is cached while others of the batch enter do not bring it in again."""
+    keys = 20_000
+    master = build_local(pa.table({"k": np.arange(keys), "v": np.arange(keys)}), tmp_path / "m", key="k")
+    asked = Zipf(keys, 1.0).sample(np.random.default_rng(3), 400_000)
+    operator = joins.create("ssbj", master, on="k", memory="600KB")
+    for part in batches_of(pa.table({"k": asked}), 20_000):
+        list(operator.process(part))
+        table = operator.cache.table
+        cached = table.key[table.rows >= 0]
+        assert len(cached) == len(np.unique(cached))
+    assert operator.stats.cache_hits > 100_000
     operator.close()
 
 

@@ -119,12 +119,15 @@ class ChosenValues:
         numbers, size = self._numbers, self._size - self.places
         codes, refs, marks = self._all()
         self._codes, self._refs, self._of, self._numbers, self._copied = [_NOTHING], [_NOTHING], [_NO_MARKS], [], 0
-        self._add(codes, refs, marks)
+        if len(codes):
+            self._add(codes, refs, marks)
         for number in numbers:
             self.pages.release(number)
         if self._numbers:
             self._size -= size
             self.ledger.add(COMPONENT, -size)
+        else:
+            self._forget_copies()
 
     def _all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return np.concatenate(self._codes), np.concatenate(self._refs), np.concatenate(self._of)
@@ -140,7 +143,7 @@ class ChosenValues:
             self._marks[group.slots] = 0
             others = marks != group.mark
             self._codes, self._refs, self._of = [codes[others]], [refs[others]], [marks[others]]
-            if not self.groups or 2 * len(self._codes[0]) < self._copied:
+            if 2 * len(self._codes[0]) < self._copied:
                 self._put_together()
 
     def clear(self) -> None:

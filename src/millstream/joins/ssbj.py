@@ -140,6 +140,7 @@ class SemiStreamBalancedJoin(ScanJoin):
         collected = chosen.keys
         worth = (counts > 1) & (counts * self._stream_bytes > self.row_bytes + self.entry_bytes)
         worth &= ~np.isin(keys, collected)
+        worth[worth] = self.cache.probe(keys[worth])[1] < 0  # rows that came before their value was cached enter late
         value = self.row_bytes * max(1.0, self.relation.statistics.rows_per_key) + self.entry_bytes
         room = min(self.cache.table.room, int(self._reserve / 4 / value)) - len(collected)
         at = np.flatnonzero(worth)
