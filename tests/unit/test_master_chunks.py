@@ -203,3 +203,23 @@ def test_buffers_go_before_others_come(master: Master, size: int) -> None:
         seen.append(scan.next(3, 1 << 40).codes.copy())
     assert np.concatenate(seen).tolist() == list(range(ROWS))
     scan.close()
+
+
+def test_a_buffer_holds_the_largest_segment(tmp_path: Path) -> None:
+    """Rows without a key have segments of their own, which may be larger than all others."""
+    keys = [*range(2_000), None, None]
+    table = pa.table(
+        {"k": pa.array(keys, pa.int64()), "text": [*(f"row {i}" for i in range(2_000)), "x" * 300_000, "y"]}
+    )
+    built = build_local(table, tmp_path / "m", key="k", segment_bytes=1024)
+    reader = built.scan_reader(null_keys=True)
+    scan = SegmentCycle(reader, PageTable(Layout.of(built.stored_schema)), key=None, size=10_000)
+    assert scan.size >= 300_000
+    scan.resize(5_000)
+    assert scan.size >= 300_000
+    pages, rows = 0, 0
+    while pages < scan.pages:
+        piece = scan.next(scan.pages, 1 << 40)
+        pages, rows = pages + piece.pages, rows + piece.rows
+    assert rows == len(table)
+    scan.close()

@@ -11,7 +11,7 @@ from ..master import Master, ParquetScan
 from ..master.cycle import Cycle, SegmentCycle, buffers
 from ..master.parquet_cycle import ParquetCycle, decoded_row_bytes
 from ..master.part_files import HUGE, PAGE
-from .base import PAGE_SLACK, Operator
+from .base import Operator
 
 DISK_BUFFER = 4 << 20  # more is no faster: what was read first has left the caches of the processor
 READ_BYTES = 300_000  # what the page cache gives while a step of any size is prepared
@@ -90,8 +90,6 @@ class Segments(Scanned):
 
     def cycle(self, pages: PageTable, needed: Sequence[str], size: int, *, keyless: bool) -> Cycle:
         reader = self.master.scan_reader(null_keys=keyless)  # rows without a key may fulfil the condition
-        if keyless:
-            size = max(size, int(reader.index.length.max(initial=0)) + 2 * PAGE_SLACK)
         return SegmentCycle(reader, pages, key=None if keyless else self.master.cluster_column, size=size)
 
 

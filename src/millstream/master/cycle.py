@@ -156,7 +156,7 @@ class SegmentCycle(Cycle):
         self._read_at = 0
         self._turn = 0
         self._bounds: list[int] | None = None
-        self.size = -(-size // PAGE) * PAGE
+        self.size = self._fitting(size)
         self._region: Memory | None = None
 
     @staticmethod
@@ -257,8 +257,13 @@ class SegmentCycle(Cycle):
         for buffer in self._buffers:
             self._place(buffer, Memory.of(0))
             buffer.codes = NO_CODES
-        self.size = -(-size // PAGE) * PAGE
+        self.size = self._fitting(size)
         self._bounds = None
+
+    def _fitting(self, size: int) -> int:
+        """The size of a buffer of about so many bytes, in which every segment fits wherever it begins."""
+        largest = int(self.reader.index.length.max(initial=0)) + 2 * PAGE
+        return -(-max(size, largest) // PAGE) * PAGE
 
     def _place(self, buffer: Buffer, memory: Memory) -> None:
         """Give a buffer its memory, which lives as long as a page may lie there."""
