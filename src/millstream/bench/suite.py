@@ -28,6 +28,7 @@ from . import (
     staging,
     static_join,
     tuning,
+    tuning_report,
     warehouse,
 )
 from .data import Data, opened
@@ -211,7 +212,7 @@ def _flow(suite: Suite) -> tuple[Section, Plots]:
 def _tuning(suite: Suite) -> tuple[Section, Plots]:
     rows = QUICK_ROWS if suite.quick else tuning.ROWS
     results = tuning.run(suite.data, rows=rows, quick=suite.quick)
-    section = tuning.section(results, rows=rows, command=suite.command, full=not suite.quick)
+    section = tuning_report.section(results, rows=rows, command=suite.command, full=not suite.quick)
     return section, {
         "cost-models": lambda file: plots.cost_models(results, file),
         "default-buffer": lambda file: plots.default_buffer(results, file),
