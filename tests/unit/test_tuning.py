@@ -453,3 +453,12 @@ def test_only_a_master_can_be_calibrated(tmp_path: Path) -> None:
         tuning.calibrate(Master.scan(tmp_path / "r.parquet", key="k"))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"only a master can be calibrated.*build_master"):
         tuning.plan("meshjoin", Master.scan(tmp_path / "r.parquet", key="k"), memory="1MB")  # type: ignore[arg-type]
+
+
+def test_a_tuple_costs_no_less_in_a_larger_structure() -> None:
+    """Small structures work on few tuples at a time, each of which costs more; that says nothing of larger sizes."""
+    few = [Sample(1e4, 1000, 1000 * n, 1000 * (10e-6 + n * 600e-9)) for n in (2, 16)]
+    many = [Sample(2e5, 100, 100 * n, 100 * (10e-6 + n * 100e-9)) for n in (200, 3000)]
+    step = fit([*few, *many])
+    assert step.each(1e4) <= step.each(5e4) <= step.each(2e5) == pytest.approx(100e-9, rel=0.2)
+    assert step(3000, 1e5) == pytest.approx(310e-6, rel=0.2)

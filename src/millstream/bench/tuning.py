@@ -29,7 +29,7 @@ RATED = ("meshjoin", "hybridjoin", "moij")
 RATED_MEMORIES = (12_000_000, 20_000_000, 40_000_000)  # whose rates are asked for
 ROWS = 3_500_000
 SUSTAINED, LESS = 0.9, 0.7  # of a rate that counts as sustained; of the memory planned for it
-ROUNDS = 2  # of calibrating and measuring; the fastest counts
+ROUNDS = 3  # of calibrating and measuring; the median counts
 PATIENCE = 900.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
 TURNS = 4  # of settings that are compared: they run by turns in one process,
 PROCESSES = 5  # and in another: where its memory lies makes the same setting some percent faster or slower
@@ -116,7 +116,7 @@ class Pair:
 
 class Bench:
     """Measures on one master, while the machine is `quiet`. Machines that others use are slower for minutes now and
-    then: of several `calibrations` predictions use the fastest, as of several measurements the fastest counts.
+    then: what counts is the median, of the rates predicted with several `calibrations` as of those measured.
 
     With `direct` every read goes to the disk; otherwise the page cache has all of R, as `ms.join` and `millstream tune`
     read it by default.
@@ -144,18 +144,18 @@ class Bench:
             tuning.calibrate(self.master, progress=lambda done, total, what: self.say(f"calibrating: {what}"))
         )
 
-    def model(self, algorithm: str) -> Model:
-        return tuning.model_of(algorithm, self.master, self.factors(algorithm), skew=_skew(algorithm))
+    def model(self, algorithm: str, factors: tuning.Factors | None = None) -> Model:
+        return tuning.model_of(algorithm, self.master, factors or self.factors(algorithm), skew=_skew(algorithm))
 
     def factors(self, algorithm: str) -> tuning.Factors:
-        """Of the calibration in which the algorithm was fastest."""
+        """Of the calibration that comes in the middle by the algorithm's rate."""
         if len(self.calibrations) == 1:
             return self.calibrations[0]
 
         def rate(factors: tuning.Factors) -> float:
             return self._plan(algorithm, factors, memory=self.memory).rate
 
-        return max(self.calibrations, key=rate)
+        return sorted(self.calibrations, key=rate)[len(self.calibrations) // 2]
 
     def _plan(
         self, algorithm: str, factors: tuning.Factors, *, memory: int | None = None, rate: float | None = None
@@ -205,8 +205,15 @@ class Bench:
             self.quiet.wait()
             rates += rates_by_turns_apart([case for case, _ in cases], self.effort.turns)
         for setting, (_, predicted), found in zip(settings, cases, zip(*rates, strict=True), strict=True):
-            self._tell(setting, predicted, max(found))
+            self._tell(setting, predicted, self._usual(found))
         return rates
+
+    def _usual(self, rates: Sequence[float]) -> float:
+        """Of what a setting did by turns: the fastest turn of each process, as of all windows the fastest counts, and
+        the median of those.
+        """
+        turns = self.effort.turns
+        return median(max(rates[at : at + turns]) for at in range(0, len(rates), turns))
 
     def _tell(self, setting: Setting, predicted: float, measured: float) -> None:
         algorithm, memory, disk_buffer = setting
@@ -245,10 +252,9 @@ class Bench:
         lesser = self._plan(algorithm, factors, memory=int(LESS * plan.memory))
         settings = [Setting(algorithm, one.memory, one.parameters["disk_buffer"]) for one in (plan, lesser)]
         rates = self.by_turns(settings)
-        fastest = max(planned for planned, _ in rates)
-        return Rated(
-            algorithm, asked, plan.memory, fastest, lesser.rate, median(less / planned for planned, less in rates)
-        )
+        measured = self._usual([planned for planned, _ in rates])
+        left = median(less / planned for planned, less in rates)
+        return Rated(algorithm, asked, plan.memory, measured, lesser.rate, left)
 
     def points(self, settings: Sequence[Setting], rounds: int) -> list[Point]:
         """Measure settings in rounds, each but the first after another calibration."""
@@ -257,8 +263,7 @@ class Bench:
             if number:
                 self.calibrate()
             rates.append([self.measure(setting) for setting in settings])
-        fastest = [max(found) for found in zip(*rates, strict=True)]
-        return [self._point(*pair) for pair in zip(settings, fastest, strict=True)]
+        return [self._point(setting, median(found)) for setting, *found in zip(settings, *rates, strict=True)]
 
     def pair(self, algorithm: str, memory: int) -> Pair:
         """Measure default and optimum by turns."""
@@ -266,12 +271,14 @@ class Bench:
         rates = self.by_turns(both)
         losses = [1 - default / best for default, best in rates] if both[0] != both[1] else [0.0]
         default, best = (
-            self._point(one, max(found)) for one, found in zip(both, zip(*rates, strict=True), strict=True)
+            self._point(one, self._usual(found)) for one, found in zip(both, zip(*rates, strict=True), strict=True)
         )
         return Pair(default, best, losses)
 
     def _point(self, setting: Setting, measured: float) -> Point:
-        predicted = self.model(setting.algorithm).iteration(setting.memory, setting.disk_buffer).rate
+        algorithm, memory, disk_buffer = setting
+        models = [self.model(algorithm, factors) for factors in self.calibrations]
+        predicted = median(model.iteration(memory, disk_buffer).rate for model in models)
         return Point(*setting, predicted, measured)
 
 

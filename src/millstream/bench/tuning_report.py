@@ -88,7 +88,7 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         about=f"R has {rows:,} rows of about 120 bytes, a tuple of S has 20. The cost factors are those that "
         "`millstream.tuning.calibrate` measures in less than a minute; every setting is then measured in a process of "
         "its own, warmed up until the rows that wait have been replaced several times, in several rounds, each with a "
-        "calibration: of both the fastest counts. What is compared - the default and the optimum disk buffer, memory "
+        "calibration: of both the median counts. What is compared - the default and the optimum disk buffer, memory "
         "planned for a rate and 70% of it - runs by turns in one process, several times, and the median counts; where "
         "the rate was more than asked for, that with less memory is given as a share of it. R is read through the page "
         "cache, as `ms.join` does by default, and once more with O_DIRECT, so that every read goes to the disk: on "

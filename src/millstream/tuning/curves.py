@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,33 +72,38 @@ class Sample:
 def fit(samples: Sequence[Sample]) -> Step:
     """The step that comes closest to all samples, relative to each: one fixed part, a cost of a tuple for each size.
 
-    Runs with few tuples in a call say little of a tuple's cost: neighbouring sizes are then taken to cost the same.
+    A tuple costs no less in a larger structure: what small ones, which work on few tuples at a time, seem to cost more
+    is part of what is fixed. Runs with few tuples in a call say little of a tuple's cost: neighbouring sizes are then
+    taken to cost the same.
     """
     samples = [one for one in samples if one.calls and one.seconds > 0]
     if not samples:
         return Step(0.0, Curve((1.0,), (1e-12,)))
     sizes = sorted({one.size for one in samples})
-    matrix = np.zeros((len(samples) + len(sizes) - 1, 1 + len(sizes)))
+    matrix = np.zeros((len(samples) + len(sizes) - 1, 1 + len(sizes)))  # the fixed part, then what each size adds
     for row, one in enumerate(samples):
         mean = one.seconds / one.calls
         matrix[row, 0] = 1 / mean
-        matrix[row, 1 + sizes.index(one.size)] = one.tuples / one.calls / mean
+        matrix[row, 1 : 2 + sizes.index(one.size)] = one.tuples / one.calls / mean
     most = matrix[:, 1:].max()  # 1 / the cost of a tuple, if tuples are all that costs
     for place in range(1, len(sizes)):
-        matrix[len(samples) + place - 1, place : place + 2] = ALIKE * most, -ALIKE * most
+        matrix[len(samples) + place - 1, 1 + place] = ALIKE * most
     target = np.zeros(len(matrix))
     target[: len(samples)] = 1
     found = _not_negative(matrix, target)
-    return Step(float(found[0]), Curve.of(dict(zip(sizes, found[1:].tolist(), strict=True))))
+    return Step(float(found[0]), Curve.of(dict(zip(sizes, np.cumsum(found[1:]).tolist(), strict=True))))
 
 
 def _not_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares without negative results: what would be negative is zero."""
-    free = np.ones(matrix.shape[1], dtype=np.bool_)
-    while True:
-        found = np.zeros(matrix.shape[1])
-        scale = np.maximum(np.abs(matrix[:, free]).max(axis=0), 1e-300)
-        found[free] = np.linalg.lstsq(matrix[:, free] / scale, target, rcond=None)[0] / scale
-        if (found >= 0).all():
-            return found
-        free &= found >= 0
+    """Least squares without negative results, for a few unknowns: some are zero, and all choices of them are tried."""
+    unknowns = matrix.shape[1]
+    best, least = np.zeros(unknowns), float(target @ target)
+    for choice in itertools.product((False, True), repeat=unknowns):
+        free = np.array(choice)
+        scale = np.maximum(np.abs(matrix[:, free]).max(axis=0, initial=0.0), 1e-300)
+        some = np.linalg.lstsq(matrix[:, free] / scale, target, rcond=None)[0] / scale
+        error = float(np.square(matrix[:, free] @ some - target).sum())
+        if (some >= 0).all() and error < least:
+            best, least = np.zeros(unknowns), error
+            best[free] = some
+    return best
