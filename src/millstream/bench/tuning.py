@@ -29,7 +29,7 @@ RATED = ("meshjoin", "hybridjoin", "moij")
 RATED_MEMORIES = (12_000_000, 20_000_000, 40_000_000)  # whose rates are asked for
 ROWS = 3_500_000
 SUSTAINED, LESS = 0.9, 0.7  # of a rate that counts as sustained; of the memory planned for it
-ROUNDS = 3  # of calibrating and measuring; the median counts
+ROUNDS = 5  # of calibrating and measuring; the median counts
 PATIENCE = 900.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
 TURNS = 4  # of settings that are compared: they run by turns in one process,
 PROCESSES = 5  # and in another: where its memory lies makes the same setting some percent faster or slower
@@ -42,7 +42,7 @@ class Effort:
     """Seconds of work."""
 
     window: float = 0.8
-    windows: int = 4
+    windows: int = 2
     turn: float = 0.4  # of settings that run by turns
     turns: int = TURNS
     processes: int = PROCESSES
