@@ -75,6 +75,8 @@ def test_counters_travel_in_a_text_of_the_results(master):
     assert out.schema.names == ["event", "k", "name"]
     last = out.column("name")[-1].as_py()
     assert last.startswith(carriers.token)
+    assert carriers.guard == "event"
+    assert out.column("event").is_null().to_pylist() == [False] * 100 + [True]
     counters = dict(zip(NAMES, map(int, last.removeprefix(carriers.token).split(",")), strict=True))
     assert counters["rows_in"] == 100
     assert out.num_rows == 101

@@ -41,8 +41,7 @@ Say = Callable[[str], None]
 class Effort:
     """Seconds of work."""
 
-    window: float = 0.8
-    windows: int = 2
+    window: float = 1.6
     turn: float = 0.4  # of settings that run by turns
     turns: int = TURNS
     processes: int = PROCESSES
@@ -181,7 +180,6 @@ class Bench:
             exponent=_skew(algorithm),
             warm_up=min(self.effort.longest_warm_up, max(1.0, 2 * turn)),
             window=max(window, turn),
-            windows=self.effort.windows,
             memory=memory,
             disk_buffer=disk_buffer or None,
             direct=self.direct,
@@ -205,15 +203,8 @@ class Bench:
             self.quiet.wait()
             rates += rates_by_turns_apart([case for case, _ in cases], self.effort.turns)
         for setting, (_, predicted), found in zip(settings, cases, zip(*rates, strict=True), strict=True):
-            self._tell(setting, predicted, self._usual(found))
+            self._tell(setting, predicted, median(found))
         return rates
-
-    def _usual(self, rates: Sequence[float]) -> float:
-        """Of what a setting did by turns: the fastest turn of each process, as of all windows the fastest counts, and
-        the median of those.
-        """
-        turns = self.effort.turns
-        return median(max(rates[at : at + turns]) for at in range(0, len(rates), turns))
 
     def _tell(self, setting: Setting, predicted: float, measured: float) -> None:
         algorithm, memory, disk_buffer = setting
@@ -252,7 +243,7 @@ class Bench:
         lesser = self._plan(algorithm, factors, memory=int(LESS * plan.memory))
         settings = [Setting(algorithm, one.memory, one.parameters["disk_buffer"]) for one in (plan, lesser)]
         rates = self.by_turns(settings)
-        measured = self._usual([planned for planned, _ in rates])
+        measured = median(planned for planned, _ in rates)
         left = median(less / planned for planned, less in rates)
         return Rated(algorithm, asked, plan.memory, measured, lesser.rate, left)
 
@@ -271,7 +262,7 @@ class Bench:
         rates = self.by_turns(both)
         losses = [1 - default / best for default, best in rates] if both[0] != both[1] else [0.0]
         default, best = (
-            self._point(one, self._usual(found)) for one, found in zip(both, zip(*rates, strict=True), strict=True)
+            self._point(one, median(found)) for one, found in zip(both, zip(*rates, strict=True), strict=True)
         )
         return Pair(default, best, losses)
 
@@ -311,7 +302,7 @@ def _skew(algorithm: str) -> float:
 
 def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
     """Measure everything."""
-    effort = Effort(window=0.5, windows=1, turns=1, processes=1, longest_warm_up=2.0) if quick else Effort()
+    effort = Effort(window=0.5, turns=1, processes=1, longest_warm_up=2.0) if quick else Effort()
     buffers = BUFFERS[2:6:2] if quick else BUFFERS
     budgets = BUDGETS[:2] if quick else BUDGETS
     rated = RATED[:1] if quick else RATED

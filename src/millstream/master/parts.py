@@ -25,8 +25,10 @@ from ..kernels.layout import VARLEN
 from ..kernels.layout import Layout as ColumnLayout
 from .files import Store
 from .manifest import HASH_COLUMN, Layout, Part
+from .part_files import PAGE
 
 HEAVIEST = 16
+PADDING = 16  # at most a sixteenth of a segment
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 INDEX_SCHEMA = pa.schema(
     [
@@ -59,6 +61,11 @@ class BuildSpec:
         return KeyCodec.of(self.schema, list(self.key))
 
     @property
+    def whole_pages(self) -> bool:
+        """Whether segments fill whole pages of the disk, if they can: a read then touches no page in vain."""
+        return self.segment_bytes >= PAGE
+
+    @property
     def hash_column(self) -> str | None:
         """The int64 column with Spark's xxhash64 of the key that batches must carry, if the key is not one integer."""
         return HASH_COLUMN if self.codec.hashed else None
@@ -80,28 +87,37 @@ def stored_schema(schema: pa.Schema, codec: KeyCodec) -> pa.Schema:
 
 
 class _SegmentFile:
-    """A part file while it is written: segments go out, their index entries stay."""
+    """A part file while it is written: segments go out, their index entries stay.
 
-    def __init__(self, store: Store, folder: str, name: str, schema: pa.Schema) -> None:
+    With `whole_pages` a segment that nearly reaches the end of a page is padded up to it.
+    """
+
+    def __init__(self, store: Store, folder: str, name: str, schema: pa.Schema, *, whole_pages: bool) -> None:
         self.store = store
+        self.whole_pages = whole_pages
         self.name = f"{folder}/{name}.arrow"
         self.index_name = f"{folder}/{name}.index"
         self.filter_name = f"{folder}/{name}.filter"
         self.sink = store.open_output(self.name)
         header = schema.serialize()
+        if whole_pages:
+            header = _padded(header, -header.size % PAGE)
         self.sink.write(header)
-        self.offset = header.size
+        self.offset = len(header)
         self.entries: list[tuple[int, int, int, int, int]] = []
         self.rows = 0
         self.largest = 0
 
     def write(self, batch: pa.RecordBatch, first_key: int) -> None:
         message = batch.serialize()
+        missing = -(self.offset + len(message)) % PAGE
+        if self.whole_pages and PADDING * missing <= len(message):
+            message = _padded(message, missing)
         self.sink.write(message)
-        self.entries.append((first_key, self.offset, message.size, batch.num_rows, segment_checksum(message)))
-        self.offset += message.size
+        self.entries.append((first_key, self.offset, len(message), batch.num_rows, segment_checksum(message)))
+        self.offset += len(message)
         self.rows += batch.num_rows
-        self.largest = max(self.largest, message.size)
+        self.largest = max(self.largest, len(message))
 
     def close(self, number: int, chunks: list[tuple[int, bytes]] | None) -> Part:
         self.sink.write(END_OF_STREAM)
@@ -131,6 +147,14 @@ class _SegmentFile:
             stream.write(content)
         self.store.sync(name)
         return checksum(content), content.size
+
+
+def _padded(message: pa.Buffer, size: int) -> pa.Buffer:
+    """An IPC message with so many bytes of padding more between its metadata and its body."""
+    view = memoryview(message)
+    length = int.from_bytes(view[4:8], "little")
+    head = (length + size).to_bytes(4, "little")
+    return pa.py_buffer(b"".join((view[:4], head, view[8 : 8 + length], bytes(size), view[8 + length :])))
 
 
 class _FilterChunks:
@@ -193,13 +217,17 @@ class PartWriter:
         self.schema = spec.stored_schema
         self.codec = spec.codec
         name = f"part-{number:05d}-{uuid.uuid4().hex[:12]}"
-        self.file = _SegmentFile(self.store, spec.folder, name, self.schema)
+        self.file = _SegmentFile(self.store, spec.folder, name, self.schema, whole_pages=spec.whole_pages)
         self.nulls: _SegmentFile | None = None
         self.filter = _FilterChunks() if spec.layout == "key" else None
         self.dense: _SegmentFile | None = None
         if spec.layout == "frequency":
             self.dense = _SegmentFile(
-                self.store, spec.folder, f"entries-{number:05d}-{uuid.uuid4().hex[:12]}", DENSE_SCHEMA
+                self.store,
+                spec.folder,
+                f"entries-{number:05d}-{uuid.uuid4().hex[:12]}",
+                DENSE_SCHEMA,
+                whole_pages=spec.whole_pages,
             )
         self._entries: list[list[np.ndarray]] = []
         self._carry: list[pa.RecordBatch] = []
@@ -222,19 +250,30 @@ class PartWriter:
             raise InputError(f"rows of part {self.number} do not come sorted by {self.spec.cluster_column}")
         sizes = row_bytes(batch)
         self._max_row_bytes = max(self._max_row_bytes, int(sizes.max()))
-        if self._carry and keys[0] != self._last_key and self._carry_bytes + int(sizes[0]) > self.spec.segment_bytes:
+        room = self._room(batch, sizes)
+        if self._carry and keys[0] != self._last_key and self._carry_bytes + int(sizes[0]) > room:
             self._flush()
         if self._carry:
             batch, keys, sizes = self._join_carry(batch, keys, sizes)
             if batch is None:
                 return
         cuts = np.empty(len(keys), dtype=np.int64)
-        count = segments.cut_points(keys, sizes, self.spec.segment_bytes, cuts)
+        count = segments.cut_points(keys, sizes, room, cuts)
         start = int(cuts[count - 1]) if count else 0
         self._write_segments(batch, keys, [0, *cuts[:count].tolist()])
         self._carry = [batch.slice(start)]
         self._carry_bytes = int(sizes[start:].sum())
         self._last_key = int(keys[-1])
+
+    def _room(self, batch: pa.RecordBatch, sizes: np.ndarray) -> int:
+        """Bytes of rows in a segment: what fills whole pages beside the metadata, as some rows show."""
+        wanted = self.spec.segment_bytes
+        if not self.spec.whole_pages:
+            return wanted
+        some = max(1, int(np.searchsorted(np.cumsum(sizes), wanted)))
+        beside = len(batch.slice(0, some).serialize()) - int(sizes[:some].sum()) + 4 * len(self.schema)
+        pages = max(1, round((wanted + beside) / PAGE))
+        return pages * PAGE - beside
 
     def _join_carry(
         self, batch: pa.RecordBatch, keys: np.ndarray, sizes: np.ndarray
@@ -264,7 +303,11 @@ class PartWriter:
             return batch
         if self.nulls is None:
             self.nulls = _SegmentFile(
-                self.store, self.spec.folder, f"nulls-{self.number:05d}-{uuid.uuid4().hex[:12]}", self.schema
+                self.store,
+                self.spec.folder,
+                f"nulls-{self.number:05d}-{uuid.uuid4().hex[:12]}",
+                self.schema,
+                whole_pages=self.spec.whole_pages,
             )
         rows = batch.filter(pa.array(~valid))
         step = max(1, int(rows.num_rows * self.spec.segment_bytes / max(1, rows.nbytes)))

@@ -6,8 +6,9 @@ filter then removes the carriers. One aggregate collects them and the sums are m
 aggregates are evaluated for every row.
 
 Counters travel in a text of the results, behind a token that no text begins with by chance. Spark then hands rows on as
-they are. Results without a text get a column for the counters (NULL in all other rows), and to drop it again Spark
-copies every row, which takes as long as a fifth of its way to Python and back.
+they are. If a number of the results may be NULL it is the guard: a carrier has NULL there, which Spark sees at once,
+and it looks at the texts of no other rows. Results without a text get a column for the counters (NULL in all other
+rows), and to drop it again Spark copies every row, which takes as long as a fifth of its way to Python and back.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DatetimeType,
+    FractionalType,
+    IntegralType,
+    LongType,
+    StringType,
+    StructField,
+)
 
 from ..stats import JoinStats
 from .types import column
@@ -34,6 +44,7 @@ CARRIER_FIELD = StructField(CARRIER, ArrayType(LongType()), True)
 PREFIX = "millstream."
 RESULT = "join"
 
+_NUMBERS = (BooleanType, DatetimeType, FractionalType, IntegralType)  # and what is like them
 _GAUGES = ("cached_rows", "memory_used", "memory_peak", "memory_budget", "version")
 NAMES = ["tasks", "version", *JoinStats.names()]
 
@@ -56,16 +67,22 @@ def task_counters(before: JoinStats, after: JoinStats, version: int) -> list[int
 
 @dataclass(frozen=True)
 class Carriers:
-    """Where counters travel: in a text of the results, behind a token, or in a column of their own without one."""
+    """Where counters travel: in a text of the results, behind a token and beside a NULL in the guard, or in a column of
+    their own without a token.
+    """
 
     column: str = CARRIER
     token: str | None = None
+    guard: str | None = None
 
     @classmethod
     def among(cls, fields: Sequence[StructField]) -> Carriers:
         """The way for results with these columns."""
         texts = [entry.name for entry in fields if entry.dataType == StringType()]
-        return cls(texts[-1], f"{CARRIER}{uuid.uuid4().hex}:") if texts else cls()
+        if not texts:
+            return cls()
+        guards = [entry.name for entry in fields if entry.nullable and isinstance(entry.dataType, _NUMBERS)]
+        return cls(texts[-1], f"{CARRIER}{uuid.uuid4().hex}:", guards[0] if guards else None)
 
     @property
     def fields(self) -> list[StructField]:
@@ -83,6 +100,9 @@ class Carriers:
         if self.token:
             at = row.schema.get_field_index(self.column)
             columns[at] = pa.array([self.token + ",".join(map(str, counters))], columns[at].type)
+            if self.guard is not None:
+                at = row.schema.get_field_index(self.guard)
+                columns[at] = pa.nulls(1, columns[at].type)
         else:
             columns.append(pa.array([counters], CARRIER_TYPE))
         return pa.RecordBatch.from_arrays(columns, names=[*row.schema.names, *self._names])
@@ -97,7 +117,8 @@ class Carriers:
         if not self.token:
             return F.col(CARRIER)
         text = column(self.column)
-        return F.when(F.startswith(text, F.lit(self.token)), text)
+        carries = F.startswith(text, F.lit(self.token))
+        return F.when(carries if self.guard is None else column(self.guard).isNull() & carries, text)
 
     def parsed(self, carried: Column) -> Column:
         """The numbers of what was carried."""
@@ -113,7 +134,8 @@ class Carriers:
         # Results never reach the last condition, and carriers do not fulfil it. As Spark does not compile its function,
         # the filter hands rows on; compiled together with what comes next it would copy them.
         never = F.isnull(F.from_json(text, "nothing int"))
-        return rows.filter(text.isNull() | ~F.startswith(text, F.lit(self.token)) | never)
+        result = text.isNull() | ~F.startswith(text, F.lit(self.token)) | never
+        return rows.filter(result if self.guard is None else column(self.guard).isNotNull() | result)
 
 
 def observed(results: DataFrame, name: str | Observation, carriers: Carriers) -> DataFrame:

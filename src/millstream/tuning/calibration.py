@@ -16,7 +16,7 @@ from .sample_stream import STREAM_ROW_BYTES, SampleStream
 from .scan_runs import ScanRuns, index_nested_loop, sweeps
 
 LEAST_SECONDS = 4.0
-ROUNDS = 2  # of which the fastest runs count
+ROUNDS = 2
 
 Progress = Callable[[int, int, str], None]
 
@@ -64,7 +64,6 @@ def calibrate(
         else:
             index_nested_loop(runs, 0.03 * seconds)
             sweeps(runs, 0.3 * seconds)
-    runs.hybrids.file(runs.samples)
     reads.close()
     scan, handing_over = scans.factors()
     factors = Factors(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,43 +24,18 @@ from .sample_stream import BATCH_ROWS, SampleStream
 from .stopwatch import Stopwatch
 
 LEAST_WINDOW = 0.3  # seconds
-PARTS = 3  # of a window, the fastest of which counts
 LARGEST_BUDGET = 160_000_000
 LONGEST_FILLING = 4.0  # seconds until an operator must have begun to read
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one run shows of steps; `rate` is its rows a second."""
-
-    rate: float
-    samples: list[tuple[str, Sample]]
-
-
-class Fastest:
-    """The fastest run of each setting. The disk of a machine that others use is slow for half a minute now and then:
-    whoever runs all settings in rounds that lie apart sees what it can do.
-    """
-
-    def __init__(self) -> None:
-        self.runs: dict[Hashable, Run] = {}
-
-    def note(self, setting: Hashable, found: Run | None) -> None:
-        before = self.runs.get(setting)
-        if found is not None and (before is None or found.rate > before.rate):
-            self.runs[setting] = found
-
-    def file(self, samples: dict[str, list[Sample]]) -> None:
-        """Add what was seen to the samples of each step."""
-        for found in self.runs.values():
-            for step, sample in found.samples:
-                samples[step].append(sample)
-
-
 class Runs:
-    """Collects samples of steps; `fill` is how full H_S is on average, as a share of its capacity."""
+    """Collects samples of steps; `fill` is how full H_S is on average, as a share of its capacity.
+
+    A machine that others use is slow for half a minute now and then. Whoever runs all settings in rounds that lie apart
+    sees what it usually does, and so does whoever runs a join on it later.
+    """
 
     def __init__(self, master: Master, stream: SampleStream, *, columns: Sequence[str] | None, say: Say) -> None:
         self.master = master
@@ -70,7 +44,6 @@ class Runs:
         self.say = say
         self.samples: dict[str, list[Sample]] = defaultdict(list)
         self.fills: list[float] = []
-        self.hybrids = Fastest()
         self._sizes: dict[tuple[str, int], float] = {}
         low = joins.least_memory("moij", master, on=master.key, columns=columns) + 1_500_000
         high = max(2 * low, min(LARGEST_BUDGET, low + master.statistics.bytes))
@@ -104,7 +77,7 @@ class Runs:
         """A round of HYBRIDJOIN over memory and disk buffer."""
         todo = [(budget, buffer) for budget in self.budgets for buffer in self.buffers if 4 * buffer < budget]
         for budget, buffer in todo:
-            self._note("hybridjoin", budget, buffer, seconds / len(todo), warm_up=0.0)
+            self._run("hybridjoin", budget, buffer, seconds / len(todo), warm_up=0.0)
 
     def caches(self, seconds: float) -> None:
         """CACHEJOIN and MOIJ for what the cache costs: only a cache that is full shows it."""
@@ -119,15 +92,12 @@ class Runs:
         shares = [0.25 if budget < longest else 1.0 for _, budget, _ in todo]
         for (name, budget, buffer), share in zip(todo, shares, strict=True):
             mine = seconds * share / sum(shares)
-            self._note(name, budget, buffer, 0.25 * mine, warm_up=0.75 * mine)
+            self._run(name, budget, buffer, 0.25 * mine, warm_up=0.75 * mine)
 
-    def _note(self, name: str, budget: int, buffer: int, seconds: float, *, warm_up: float) -> None:
+    def _run(self, name: str, budget: int, buffer: int, seconds: float, *, warm_up: float) -> None:
         self.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
-        self.hybrids.note((name, budget, buffer), self._hybrid(name, budget, buffer, seconds, warm_up))
-
-    def _hybrid(self, name: str, budget: int, disk_buffer: int, seconds: float, warm_up: float) -> Run:
         operator = joins.create(
-            name, self.master, on=self.master.key, memory=budget, columns=self.columns, disk_buffer=disk_buffer
+            name, self.master, on=self.master.key, memory=budget, columns=self.columns, disk_buffer=buffer
         )
         assert isinstance(operator, HybridJoin)
         small = budget == self.budgets[0]  # and slow: a large batch would take seconds
@@ -138,25 +108,25 @@ class Runs:
         fill(operator, stream)
         run(operator, stream, max(warm_up, 0.5 * seconds))
         watch, held = _watched(operator)
-        rows, took = best_run(
-            operator, stream, watch, 0.5 * seconds, lambda: (operator.stats.rows_in, time.perf_counter())
-        )
+        run(operator, stream, max(LEAST_WINDOW, 0.5 * seconds))
         waiting = self.filed(name, budget, operator.waiting.table.capacity)
         if name == "hybridjoin":
             if held:
                 self.fills.append(float(np.mean(held)) / operator.waiting.table.capacity)
             steps = ("io", "loop", "probe", "expire", "output", "append")
-            samples = [(step, watch.sample(step, waiting)) for step in steps]
-            samples += [("read", watch.sample("read", 1.0)), ("stream output", _stream_output(operator, waiting))]
+            for step in steps:
+                self.samples[step].append(watch.sample(step, waiting))
+            self.samples["read"].append(watch.sample("read", 1.0))
+            self.samples["stream output"].append(_stream_output(operator, waiting))
         else:
             assert isinstance(operator, CacheJoin)
             cached = self.filed(f"{name} cache", budget, operator.cache.table.capacity)
             seen = {"test": "test", "hit": "test.output"}
             if not small:  # looking through a table costs every iteration the more the larger it is
                 seen[f"{name} switch"] = "switch"
-            samples = [(step, watch.sample(timed, cached)) for step, timed in seen.items()]
+            for step, timed in seen.items():
+                self.samples[step].append(watch.sample(timed, cached))
         operator.close()
-        return Run(rows / took, samples)
 
     def filed(self, what: str, budget: int, size: int) -> float:
         """The size under which samples are filed, one for all runs with a budget, so that they are fitted together."""
@@ -215,30 +185,6 @@ def fill(operator: Operator, stream: Iterator[pa.RecordBatch]) -> None:
     begun = time.perf_counter()
     while not operator.stats.iterations and time.perf_counter() - begun < LONGEST_FILLING:
         work(operator.process(next(stream)))
-
-
-def best_run(
-    operator: Operator,
-    stream: Iterator[pa.RecordBatch],
-    watch: Stopwatch,
-    seconds: float,
-    counted: Callable[[], tuple[float, ...]] = tuple,
-) -> tuple[float, ...]:
-    """Run some times with a stopwatch and keep the fastest: what else the machine does is no part of the factors.
-
-    How much the `counted` sums have grown in the fastest run.
-    """
-    rates, kept = [], []
-    for _ in range(PARTS):
-        watch.reset()
-        before = counted()
-        rows, begun = operator.stats.rows_in, time.perf_counter()
-        run(operator, stream, max(LEAST_WINDOW, seconds) / PARTS)
-        rates.append((operator.stats.rows_in - rows) / (time.perf_counter() - begun))
-        kept.append((watch.reset(), tuple(after - old for after, old in zip(counted(), before, strict=True))))
-    sums, grown = kept[int(np.argmax(rates))]
-    watch.restore(sums)
-    return grown
 
 
 def run(operator: Operator, stream: Iterator[pa.RecordBatch], seconds: float) -> None:

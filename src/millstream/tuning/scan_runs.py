@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 
 import pyarrow as pa
 
@@ -16,26 +18,27 @@ from ..joins.inlj import IndexNestedLoopJoin
 from ..joins.scanjoin import ScanJoin
 from ..master.cycle import SegmentCycle
 from .curves import Curve, Sample
-from .runs import LONGEST_FILLING, Fastest, Run, Runs, best_run, fill, run, work
+from .runs import LEAST_WINDOW, LONGEST_FILLING, Runs, fill, run, work
 from .sample_stream import BATCH_ROWS
 from .scan_models import waiting
 from .stopwatch import Stopwatch
 
 JOINING = ("mesh loop", "mesh probe", "mesh output")  # of each read
 ONCE = ("mesh read", "mesh append", "mesh expire")  # of each iteration
+ALIKE = 2  # runs before and behind one that are taken together with it
 LEAST_TUPLES = 8  # of an iteration: with less there is nothing to be measured of tuples
 MORE_BUFFERS = (1 << 20,)  # beside those of all runs: the disk buffers that are mostly used lie around it
 
 
 @dataclass(frozen=True)
-class _Run(Run):
-    """With its reads: how many, their bytes and their seconds."""
+class _Reads:
+    """What one run shows of its reads: how many, their bytes and their seconds."""
 
-    reads: float = 0.0
-    bytes_read: float = 0.0
-    read_seconds: float = 0.0
-    work: float = 0.0  # seconds of joining and of all else between the reads
-    handing_over: float = 0.0  # seconds of all reads
+    number: float
+    bytes: float
+    seconds: float
+    work: float  # seconds of joining and of all else between the reads
+    handing_over: float  # seconds of all reads
 
 
 class ScanRuns:
@@ -50,32 +53,34 @@ class ScanRuns:
         todo.append(("meshjoin", runs.budgets[-1], runs.buffers[0]))  # the only one that fits if segments are large
         todo.append(("ssbj", runs.budgets[1], runs.buffers[1]))
         self.todo = [(name, budget, buffer) for name, budget, buffer in todo if 6 * buffer < budget]
-        self.fastest = Fastest()
+        self.reads: list[_Reads] = []
 
     def round(self, seconds: float) -> None:
         """Run everything once more."""
         for name, budget, buffer in self.todo:
             self.runs.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
-            self.fastest.note((name, budget, buffer), _mesh(self.runs, name, budget, buffer, seconds / len(self.todo)))
+            found = _mesh(self.runs, name, budget, buffer, seconds / len(self.todo))
+            if found is not None:
+                self.reads.append(found)
 
     def factors(self) -> tuple[Curve, Curve]:
-        """File what was seen of steps.
-
-        The seconds of a read while the last one is joined, over its bytes; and those of handing it over, over the
+        """The seconds of a read while the last one is joined, over its bytes; and those of handing it over, over the
         seconds of work since the last one: after a short time all is still in the processor's caches.
         """
-        self.fastest.file(self.runs.samples)
-        scans = [found for found in self.fastest.runs.values() if isinstance(found, _Run) and found.reads]
-        points: dict[float, float] = {}
-        for found in scans:
-            size, seconds = round(found.bytes_read / found.reads, -3), found.read_seconds / found.reads
-            points[size] = min(seconds, points.get(size, seconds))
-        handing_over = {found.work / found.reads: max(1e-7, found.handing_over / found.reads) for found in scans}
-        return Curve.of(points, grows=True), Curve.of(handing_over)
+        points: dict[float, list[float]] = defaultdict(list)
+        for found in self.reads:
+            points[round(found.bytes / found.number, -3)].append(found.seconds / found.number)
+        reading = {size: median(seconds) for size, seconds in points.items()}
+        handed = sorted((one.work / one.number, max(1e-7, one.handing_over / one.number)) for one in self.reads)
+        among = {  # those with about as much work: a single run may have been disturbed
+            since: median(seconds for _, seconds in handed[max(0, at - ALIKE) : at + ALIKE + 1])
+            for at, (since, _) in enumerate(handed)
+        }
+        return Curve.of(reading, grows=True), Curve.of(among)
 
 
-def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float) -> _Run | None:
-    """Run a scan join; None if its iterations are too small to show anything."""
+def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float) -> _Reads | None:
+    """Run a scan join, and file what is seen of its steps; what its reads show, if there were any."""
     operator = joins.create(
         name, runs.master, on=runs.master.key, memory=budget, columns=runs.columns, disk_buffer=disk_buffer
     )
@@ -95,14 +100,16 @@ def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float) 
     assert isinstance(scan, SegmentCycle)
 
     def counted() -> tuple[float, ...]:
-        return stats.rows_in, time.perf_counter(), stats.iterations, scan.reads, scan.bytes_read, scan.read_seconds
+        return stats.iterations, scan.reads, scan.bytes_read, scan.read_seconds
 
-    rows, took, iterations, *reading = best_run(operator, stream, watch, 0.7 * seconds, counted)
+    before = counted()
+    run(operator, stream, max(LEAST_WINDOW, 0.7 * seconds))
+    iterations, reads, bytes_read, read_seconds = (new - old for new, old in zip(counted(), before, strict=True))
     size = runs.filed("meshjoin", budget, operator.window.table.capacity)
     operator.close()
     if name == "ssbj":
-        return _Run(rows / took, [("ssbj switch", watch.sample("switch", 1.0))])
-    reads, bytes_read, read_seconds = reading
+        runs.samples["ssbj switch"].append(watch.sample("switch", 1.0))
+        return None
     if not reads:
         return None
     samples = {step: watch.sample(step, size) for step in ("mesh probe", "mesh output", "mesh expire", "mesh append")}
@@ -113,8 +120,9 @@ def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float) 
     joining, once = (sum(samples[step].seconds for step in steps) / turns for steps in (JOINING, ONCE))
     expected = turns * waiting(reads / turns, read_seconds / reads, joining, once)
     handing_over = watch.sample("wait", 1.0).seconds - expected
-    work_seconds = turns * (joining + once)
-    return _Run(rows / took, list(samples.items()), reads, bytes_read, read_seconds, work_seconds, handing_over)
+    for step, sample in samples.items():
+        runs.samples[step].append(sample)
+    return _Reads(reads, bytes_read, read_seconds, turns * (joining + once), handing_over)
 
 
 def _watched(operator: ScanJoin) -> Stopwatch:
@@ -149,7 +157,8 @@ def index_nested_loop(runs: Runs, seconds: float) -> None:
     watch.time(operator, "process", "inlj row")
     watch.time(operator, "_arrive", "inlj row", lambda arguments, _: len(arguments[0]))
     watch.time(operator, "_read", "inlj read", lambda arguments, _: len(arguments[0]))
-    best_run(operator, stream, watch, 0.7 * seconds)
+    watch.reset()
+    run(operator, stream, max(LEAST_WINDOW, 0.7 * seconds))
     for step in ("inlj row", "inlj read"):
         sample = watch.sample(step, 1.0)
         # slices are large here and the fixed part cannot be told apart from that of the rows

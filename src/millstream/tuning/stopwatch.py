@@ -20,15 +20,10 @@ class Stopwatch:
         self._stack: list[str] = []
         self._since = 0.0
 
-    def reset(self) -> dict[str, list[float]]:
-        """Begin anew; what was measured so far."""
-        before, self._sums = self._sums, {}
+    def reset(self) -> None:
+        """Begin anew."""
+        self._sums = {}
         self._since = time.perf_counter()
-        return before
-
-    def restore(self, sums: dict[str, list[float]]) -> None:
-        """Go back to what was measured before."""
-        self._sums = sums
 
     def sample(self, step: str, size: float) -> Sample:
         """What was measured of a step, with a structure of this size."""
