@@ -271,7 +271,7 @@ class PartWriter:
         if not self.spec.whole_pages:
             return wanted
         some = max(1, int(np.searchsorted(np.cumsum(sizes), wanted)))
-        beside = len(batch.slice(0, some).serialize()) - int(sizes[:some].sum()) + 4 * len(self.schema)
+        beside = len(batch.slice(0, some).serialize()) - int(sizes[:some].sum()) + 8 * len(self.schema)
         pages = max(1, round((wanted + beside) / PAGE))
         return pages * PAGE - beside
 
