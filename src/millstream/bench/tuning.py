@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple
 
 from .. import tuning
@@ -29,10 +29,9 @@ RATED = ("meshjoin", "hybridjoin", "moij")
 RATED_MEMORIES = (12_000_000, 20_000_000, 40_000_000)  # whose rates are asked for
 ROWS = 3_500_000
 SUSTAINED, LESS = 0.9, 0.7  # of a rate that counts as sustained; of the memory planned for it
-ROUNDS = 5  # of calibrating and measuring; the median counts
-PATIENCE = 900.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
-TURNS = 4  # of settings that are compared: they run by turns in one process,
-PROCESSES = 5  # and in another: where its memory lies makes the same setting some percent faster or slower
+ROUNDS = 5  # of calibrating and measuring, each in processes of its own; the median counts
+PATIENCE = 300.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
+TURNS = 4  # in a round, of settings that are compared: they run by turns in one process
 
 Say = Callable[[str], None]
 
@@ -44,7 +43,6 @@ class Effort:
     window: float = 1.6
     turn: float = 0.4  # of settings that run by turns
     turns: int = TURNS
-    processes: int = PROCESSES
     longest_warm_up: float = 10.0
 
 
@@ -58,46 +56,81 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """A setting with the rate that was predicted for it and the one that was measured."""
+    """A setting, and of each round the rate that was predicted for it and the one that was measured right after.
+
+    Machines that others use are slower for minutes now and then, the calibration of a round as its measurements: the
+    error is that of the median round.
+    """
 
     algorithm: str
     memory: int
     disk_buffer: int
-    predicted: float
-    measured: float
+    rates: list[tuple[float, float]]
+
+    @property
+    def predicted(self) -> float:
+        return median(predicted for predicted, _ in self.rates)
+
+    @property
+    def measured(self) -> float:
+        return median(measured for _, measured in self.rates)
+
+    @property
+    def ratio(self) -> float:
+        """Of what was predicted to what was measured."""
+        return median(predicted / measured for predicted, measured in self.rates)
 
     @property
     def error(self) -> float:
-        return abs(self.predicted - self.measured) / self.measured
+        return abs(self.ratio - 1)
 
 
 @dataclass(frozen=True)
-class Rated:
-    """Memory planned for a rate, the rate measured with it, and what is predicted and measured with less of it: how
-    much of the rate with all of it is left, in the middle of several turns.
+class Asked:
+    """Memory planned for a rate, the rate measured with it, what is predicted with less of it, and how much of the
+    measured rate is left then, in the middle of several turns.
     """
 
-    algorithm: str
-    asked: float
+    rate: float
     memory: int
     measured: float
     predicted_less: float
     left: float
 
+
+@dataclass(frozen=True)
+class Rated:
+    """What was asked for in each round, with the calibration of that round."""
+
+    algorithm: str
+    rounds: list[Asked]
+
+    @property
+    def asked(self) -> float:
+        return median(one.rate for one in self.rounds)
+
+    @property
+    def memory(self) -> float:
+        return median(one.memory for one in self.rounds)
+
     @property
     def share(self) -> float:
         """Of the rate asked for."""
-        return self.measured / self.asked
+        return median(one.measured / one.rate for one in self.rounds)
 
     @property
     def share_with_less(self) -> float:
         """A machine that is faster than when it was calibrated is asked for more."""
-        return self.left * min(1.0, self.share)
+        return median(one.left for one in self.rounds) * min(1.0, self.share)
+
+    @property
+    def share_predicted_with_less(self) -> float:
+        return median(one.predicted_less / one.rate for one in self.rounds)
 
     @property
     def flat(self) -> bool:
         """Whether the model says itself that less memory is about as good: nothing can then be said with less."""
-        return self.predicted_less >= SUSTAINED * self.asked
+        return self.share_predicted_with_less >= SUSTAINED
 
 
 @dataclass(frozen=True)
@@ -114,8 +147,7 @@ class Pair:
 
 
 class Bench:
-    """Measures on one master, while the machine is `quiet`. Machines that others use are slower for minutes now and
-    then: what counts is the median, of the rates predicted with several `calibrations` as of those measured.
+    """Measures on one master, while the machine is `quiet`, with the models of the last calibration.
 
     With `direct` every read goes to the disk; otherwise the page cache has all of R, as `ms.join` and `millstream tune`
     read it by default.
@@ -134,32 +166,20 @@ class Bench:
                 with Path(self.master.store.full(part.file)).open("rb") as file:
                     while file.read(8 << 20):
                         pass
-        self.calibrations: list[tuning.Factors] = []
+        self.factors: tuning.Factors | None = None
         self.disk_rates: list[float] = []  # of plain reads in between, if reads go to the disk
 
     def calibrate(self) -> None:
         self.quiet.wait()
-        self.calibrations.append(
-            tuning.calibrate(self.master, progress=lambda done, total, what: self.say(f"calibrating: {what}"))
+        self.factors = tuning.calibrate(
+            self.master, progress=lambda done, total, what: self.say(f"calibrating: {what}")
         )
 
-    def model(self, algorithm: str, factors: tuning.Factors | None = None) -> Model:
-        return tuning.model_of(algorithm, self.master, factors or self.factors(algorithm), skew=_skew(algorithm))
+    def model(self, algorithm: str) -> Model:
+        return tuning.model_of(algorithm, self.master, self.factors, skew=_skew(algorithm))
 
-    def factors(self, algorithm: str) -> tuning.Factors:
-        """Of the calibration that comes in the middle by the algorithm's rate."""
-        if len(self.calibrations) == 1:
-            return self.calibrations[0]
-
-        def rate(factors: tuning.Factors) -> float:
-            return self._plan(algorithm, factors, memory=self.memory).rate
-
-        return sorted(self.calibrations, key=rate)[len(self.calibrations) // 2]
-
-    def _plan(
-        self, algorithm: str, factors: tuning.Factors, *, memory: int | None = None, rate: float | None = None
-    ) -> tuning.Plan:
-        return tuning.plan(algorithm, self.master, factors, memory=memory, rate=rate, skew=_skew(algorithm))
+    def _plan(self, algorithm: str, *, memory: int | None = None, rate: float | None = None) -> tuning.Plan:
+        return tuning.plan(algorithm, self.master, self.factors, memory=memory, rate=rate, skew=_skew(algorithm))
 
     @property
     def memory(self) -> int:
@@ -186,25 +206,25 @@ class Bench:
         )
         return case, found.rate
 
-    def measure(self, setting: Setting) -> float:
-        """Run one setting: its rate."""
+    def measure(self, setting: Setting) -> Point:
+        """Run one setting."""
         case, predicted = self._case(setting, self.effort.window)
         if self.direct:
             self.disk_rates.append(sequential_rate(self.master))
         measured = self.quiet.run(lambda: measure_apart(case).rate)
         self._tell(setting, predicted, measured)
-        return measured
+        return Point(*setting, [(predicted, measured)])
 
-    def by_turns(self, settings: Sequence[Setting]) -> list[list[float]]:
-        """Run some settings by turns: of each turn the rates of all."""
+    def by_turns(self, settings: Sequence[Setting]) -> tuple[list[Point], list[list[float]]]:
+        """Run some settings by turns, and of each turn the rates of all."""
         cases = [self._case(setting, self.effort.turn) for setting in settings]
-        rates = []
-        for _ in range(self.effort.processes):
-            self.quiet.wait()
-            rates += rates_by_turns_apart([case for case, _ in cases], self.effort.turns)
+        self.quiet.wait()
+        rates = rates_by_turns_apart([case for case, _ in cases], self.effort.turns)
+        points = []
         for setting, (_, predicted), found in zip(settings, cases, zip(*rates, strict=True), strict=True):
             self._tell(setting, predicted, median(found))
-        return rates
+            points.append(Point(*setting, [(predicted, median(found))]))
+        return points, rates
 
     def _tell(self, setting: Setting, predicted: float, measured: float) -> None:
         algorithm, memory, disk_buffer = setting
@@ -229,48 +249,24 @@ class Bench:
             for name, model in models.items()
         ]
 
-    def default_and_optimum(self, algorithm: str, memory: int) -> list[Setting]:
-        """Default and optimum disk buffer."""
-        plan = self._plan(algorithm, self.factors(algorithm), memory=memory)
-        assert plan.default_buffer is not None
-        return [Setting(algorithm, memory, buffer) for buffer in (plan.default_buffer, plan.parameters["disk_buffer"])]
-
-    def rated(self, algorithm: str, memory: int) -> Rated:
+    def rated(self, algorithm: str, memory: int) -> Asked:
         """Ask for the rate that a memory is predicted to have, and run what the plan says by turns with less memory."""
-        factors = self.factors(algorithm)
-        asked = self._plan(algorithm, factors, memory=memory).rate
-        plan = self._plan(algorithm, factors, rate=asked)
-        lesser = self._plan(algorithm, factors, memory=int(LESS * plan.memory))
+        asked = self._plan(algorithm, memory=memory).rate
+        plan = self._plan(algorithm, rate=asked)
+        lesser = self._plan(algorithm, memory=int(LESS * plan.memory))
         settings = [Setting(algorithm, one.memory, one.parameters["disk_buffer"]) for one in (plan, lesser)]
-        rates = self.by_turns(settings)
-        measured = median(planned for planned, _ in rates)
+        (planned, _), rates = self.by_turns(settings)
         left = median(less / planned for planned, less in rates)
-        return Rated(algorithm, asked, plan.memory, measured, lesser.rate, left)
-
-    def points(self, settings: Sequence[Setting], rounds: int) -> list[Point]:
-        """Measure settings in rounds, each but the first after another calibration."""
-        rates = []
-        for number in range(rounds):
-            if number:
-                self.calibrate()
-            rates.append([self.measure(setting) for setting in settings])
-        return [self._point(setting, median(found)) for setting, *found in zip(settings, *rates, strict=True)]
+        return Asked(asked, plan.memory, planned.measured, lesser.rate, left)
 
     def pair(self, algorithm: str, memory: int) -> Pair:
-        """Measure default and optimum by turns."""
-        both = self.default_and_optimum(algorithm, memory)
-        rates = self.by_turns(both)
+        """Measure the default and the optimum disk buffer by turns."""
+        plan = self._plan(algorithm, memory=memory)
+        assert plan.default_buffer is not None
+        both = [Setting(algorithm, memory, size) for size in (plan.default_buffer, plan.parameters["disk_buffer"])]
+        (default, best), rates = self.by_turns(both)
         losses = [1 - default / best for default, best in rates] if both[0] != both[1] else [0.0]
-        default, best = (
-            self._point(one, median(found)) for one, found in zip(both, zip(*rates, strict=True), strict=True)
-        )
         return Pair(default, best, losses)
-
-    def _point(self, setting: Setting, measured: float) -> Point:
-        algorithm, memory, disk_buffer = setting
-        models = [self.model(algorithm, factors) for factors in self.calibrations]
-        predicted = median(model.iteration(memory, disk_buffer).rate for model in models)
-        return Point(*setting, predicted, measured)
 
 
 @dataclass(frozen=True)
@@ -300,33 +296,48 @@ def _skew(algorithm: str) -> float:
     return SKEWS.get(algorithm, 1.0)
 
 
+def _together(points: Sequence[Point]) -> Point:
+    """All rounds of a setting; its disk buffer is that of the middle one, if the model had another in each."""
+    first = points[0]
+    buffer = median_low([one.disk_buffer for one in points])
+    return Point(first.algorithm, first.memory, buffer, [rates for one in points for rates in one.rates])
+
+
 def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
-    """Measure everything."""
-    effort = Effort(window=0.5, turns=1, processes=1, longest_warm_up=2.0) if quick else Effort()
+    """Measure everything, in rounds that begin with a calibration."""
+    effort = Effort(window=0.5, turns=1, longest_warm_up=2.0) if quick else Effort()
     buffers = BUFFERS[2:6:2] if quick else BUFFERS
     budgets = BUDGETS[:2] if quick else BUDGETS
-    rated = RATED[:1] if quick else RATED
-
-    rounds = 1 if quick else ROUNDS
-
+    asked = [(name, memory) for name in RATED for memory in RATED_MEMORIES][: 1 if quick else None]
     quiet = Quiet(patience=0.0 if quick else PATIENCE)
 
     bench = Bench(data, rows, effort, quiet, direct=False)
-    bench.calibrate()
-    settings = [one for name in ALGORITHMS for one in bench.over_buffers(name, buffers)]
-    points = bench.points([*settings, *bench.others()], rounds)
-    asked = [(name, memory) for name in rated for memory in (RATED_MEMORIES[:1] if quick else RATED_MEMORIES)]
-    sustained = [bench.rated(name, memory) for name, memory in asked]
-    defaults = [bench.pair("meshjoin", budget) for budget in budgets]
+    points: list[list[Point]] = []
+    rated: list[list[Asked]] = []
+    pairs: list[list[Pair]] = []
+    settings: list[Setting] = []
+    for _ in range(1 if quick else ROUNDS):
+        bench.calibrate()
+        settings = settings or [one for name in ALGORITHMS for one in bench.over_buffers(name, buffers)]
+        rated.append([bench.rated(*one) for one in asked])
+        points.append([bench.measure(setting) for setting in [*settings, *bench.others()]])
+        pairs.append([bench.pair("meshjoin", budget) for budget in budgets])
+    measured = [_together(found) for found in zip(*points, strict=True)]
     disk = Bench(data, rows, effort, quiet, direct=True)
     disk.calibrate()
-    over_disk = [one for name in ALGORITHMS for one in disk.over_buffers(name, buffers)]
-    from_disk = disk.points(over_disk, 1)
+    from_disk = [disk.measure(one) for name in ALGORITHMS for one in disk.over_buffers(name, buffers)]
     return Results(
-        over_buffers=points[: len(settings)],
-        defaults=defaults,
-        rated=sustained,
-        others=points[len(settings) :],
+        over_buffers=measured[: len(settings)],
+        defaults=[
+            Pair(
+                _together([one.default for one in found]),
+                _together([one.best for one in found]),
+                [loss for one in found for loss in one.losses],
+            )
+            for found in zip(*pairs, strict=True)
+        ],
+        rated=[Rated(name, list(found)) for (name, _), found in zip(asked, zip(*rated, strict=True), strict=True)],
+        others=measured[len(settings) :],
         from_disk=from_disk,
         disk_rates=disk.disk_rates,
         quiet=str(quiet),

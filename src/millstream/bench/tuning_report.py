@@ -8,7 +8,7 @@ from statistics import mean
 
 from ..units import format_bytes
 from .report import Check, Section, Table
-from .tuning import ALGORITHMS, BUDGET, LESS, SUSTAINED, Point, Results, points_of
+from .tuning import ALGORITHMS, BUDGET, LESS, ROUNDS, SUSTAINED, Point, Results, points_of
 
 ERROR, LOSS = 0.15, 0.03  # of predictions, and of the default disk buffer
 
@@ -24,11 +24,11 @@ def checks(results: Results, *, full: bool) -> list[Check]:
         what = f"{pair.default.algorithm}, {format_bytes(pair.default.memory)}: default disk buffer against the optimum"
         found.append(Check(what, f"{-pair.loss:+.1%}", f"within {LOSS:.0%}", pair.loss <= LOSS if full else None))
     for one in results.rated:
-        what = f"{one.algorithm}: memory planned for {one.asked:,.0f} tuples/s, {format_bytes(one.memory)}"
+        what = f"{one.algorithm}: memory planned for {one.asked:,.0f} tuples/s, {format_bytes(int(one.memory))}"
         passed = (one.share >= SUSTAINED and (one.flat or one.share_with_less < SUSTAINED)) if full else None
         target = f">= {SUSTAINED:.0%} with it, < {SUSTAINED:.0%} with {LESS:.0%} of it"
         if one.flat:
-            target = f">= {SUSTAINED:.0%} with it; {one.predicted_less / one.asked:.0%} predicted with {LESS:.0%} of it"
+            target = f">= {SUSTAINED:.0%} with it; {one.share_predicted_with_less:.0%} predicted with {LESS:.0%} of it"
         found.append(Check(what, f"{one.share:.0%}; {one.share_with_less:.0%} with {LESS:.0%} of it", target, passed))
     return found
 
@@ -87,13 +87,13 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         title="Cost models",
         about=f"R has {rows:,} rows of about 120 bytes, a tuple of S has 20. The cost factors are those that "
         "`millstream.tuning.calibrate` measures in less than a minute; every setting is then measured in a process of "
-        "its own, warmed up until the rows that wait have been replaced several times, in several rounds, each with a "
-        "calibration: of both the median counts. What is compared - the default and the optimum disk buffer, memory "
-        "planned for a rate and 70% of it - runs by turns in one process, several times, and the median counts; where "
-        "the rate was more than asked for, that with less memory is given as a share of it. R is read through the page "
-        "cache, as `ms.join` does by default, and once more with O_DIRECT, so that every read goes to the disk: on "
-        "shared machines that is much slower for seconds to minutes now and then, in the calibration as in the "
-        f"measurement. {results.quiet}",
+        "its own, warmed up until the rows that wait have been replaced several times. All of it happens in "
+        f"{ROUNDS} rounds, each with the predictions of its own calibration, and the median round counts. What is "
+        "compared - the default and the optimum disk buffer, memory planned for a rate and 70% of it - runs by turns "
+        "in one process; where the rate was more than asked for, that with less memory is given as a share of it. R is "
+        "read through the page cache, as `ms.join` does by default, and in one round more with O_DIRECT, so that every "
+        "read goes to the disk: on shared machines that is much slower for seconds to minutes now and then, in the "
+        f"calibration as in the measurement. {results.quiet}",
         checks=checks(results, full=full),
         tables=[
             _rates(
@@ -104,7 +104,7 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
             Table(
                 f"The other algorithms, as they set themselves, memory {BUDGET:.0%} of R",
                 ("algorithm", "predicted / measured", "error"),
-                [[one.algorithm, _both(one), f"{one.predicted / one.measured - 1:+.0%}"] for one in results.others],
+                [[one.algorithm, _both(one), f"{one.ratio - 1:+.0%}"] for one in results.others],
             ),
             Table("MESHJOIN at the default and at the optimum disk buffer, 1000 tuples/s", head, defaults),
         ],
