@@ -18,11 +18,12 @@ from millstream import cli, joins, tuning
 from millstream.errors import BudgetTooSmall, ForeignCalibration, InputError, RateUnreachable
 from millstream.master import Master, build_local
 from millstream.tuning.curves import Curve, Sample, Step, fit
-from millstream.tuning.factors import identity, machine, place, stored
+from millstream.tuning.factors import SKEWED, identity, machine, place, stored
 from millstream.tuning.models import fewer
 from millstream.tuning.popularity import Partitions, Popularity, age_of_oldest, reads_per_arrival
 from millstream.tuning.sample_stream import BATCH_RESULTS, SampleStream
 from millstream.tuning.scan_models import waiting
+from millstream.tuning.setting import Setting
 from millstream.workloads import Workload, Zipf
 
 KEYS = 20_000
@@ -462,3 +463,18 @@ def test_a_tuple_costs_no_less_in_a_larger_structure() -> None:
     step = fit([*few, *many])
     assert step.each(1e4) <= step.each(5e4) <= step.each(2e5) == pytest.approx(100e-9, rel=0.2)
     assert step(3000, 1e5) == pytest.approx(310e-6, rel=0.2)
+
+
+def test_steps_follow_the_skew_of_what_waits(master: Master, factors: tuning.Factors) -> None:
+    """A stream between flat and Zipf's law costs what lies between them."""
+    steps = {**factors.steps, f"probe{SKEWED}": Step(10e-6, Curve((1.0,), (40e-9,)))}
+    some = replace(factors, steps=steps)
+
+    def probe(skew: float) -> float:
+        setting = Setting(master, some, skew)
+        return setting.steps(1e5, setting.popularity.distinct(1e5))["probe"].each(1e5)
+
+    costs = [probe(skew) for skew in (0.0, 0.5, 1.0, 1.5)]
+    assert costs[0] == pytest.approx(100e-9)
+    assert costs[2:] == pytest.approx([40e-9, 40e-9], rel=0.02)
+    assert costs[2] < costs[1] < costs[0]

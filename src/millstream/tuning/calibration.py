@@ -58,7 +58,7 @@ def calibrate(
     scans = ScanRuns(runs)
     for number in range(ROUNDS):
         scans.round(0.15 * seconds)
-        runs.hybrid_joins(0.12 * seconds)
+        runs.hybrid_joins(0.12 * seconds, skewed=bool(number))
         if number:
             runs.caches(0.6 * seconds)
         else:

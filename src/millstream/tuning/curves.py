@@ -54,6 +54,12 @@ class Step:
     def __call__(self, tuples: float, size: float) -> float:
         return self.fixed + tuples * self.each(size)
 
+    def towards(self, other: Step, share: float) -> Step:
+        """The step that lies between this one and another, at this share of the way."""
+        seconds = tuple((1 - share) * self.each(size) + share * other.each(size) for size in self.each.sizes)
+        fixed = (1 - share) * self.fixed + share * other.fixed
+        return Step(fixed, Curve(self.each.sizes, seconds, self.each.grows))
+
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Step:
         return cls(float(body["fixed"]), Curve.from_json(body["each"]))

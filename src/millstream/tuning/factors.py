@@ -16,7 +16,8 @@ from ..errors import ForeignCalibration, InputError
 from ..master import Master
 from .curves import Curve, Step
 
-FORMAT = 2
+FORMAT = 3
+SKEWED = ", Zipf 1"  # behind the name of a step that was also measured with such a stream
 
 
 @dataclass(frozen=True)

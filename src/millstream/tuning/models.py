@@ -22,6 +22,7 @@ from ..joins.hybridjoin import REFILL, HybridJoin, partition_segments
 from ..joins.moij import Moij
 from ..joins.xhybridjoin import XHybridJoin
 from ..kernels.cache_table import CacheTable
+from .curves import Step
 from .popularity import Floats, Partitions, age_of_oldest, reads_per_arrival, recently_used
 from .setting import Setting, Split, buffer_bytes
 
@@ -133,14 +134,14 @@ class HybridModel(Model):
         `waiting` is the probability of each key that its rows wait instead.
         """
         rows, capacity = self._waiting(split)
-        places = capacity * self.setting.popularity.distinct(rows, waiting) / max(1.0, rows)
+        steps = self.setting.steps(rows, self.setting.popularity.distinct(rows, waiting))
         age = age_of_oldest(partitions, rows)
         tuples = 1 / max(1e-12, reads_per_arrival(partitions, age))
         split.book("stream table", split.free)
         return Iteration(
             tuples=tuples,
             hits=hits,
-            seconds=self._seconds(split, disk_buffer, tuples, hits, capacity, places, cached),
+            seconds=self._seconds(split, disk_buffer, tuples, hits, capacity, cached, steps),
             memory=split.components,
             parameters={"disk_buffer": max(disk_buffer, self.least_buffer)},
             turn=age,
@@ -153,11 +154,11 @@ class HybridModel(Model):
         tuples: float,
         hits: float,
         capacity: float,
-        places: float,
         cached: float,
+        steps: dict[str, Step],
     ) -> dict[str, float]:
-        """c_loop by term. H_S has a place for each key that waits, so with skew it has fewer than tuples."""
-        setting, steps = self.setting, self.setting.factors.steps
+        """c_loop by term."""
+        setting = self.setting
         statistics = setting.master.statistics
         segments = min(self._partition_segments(disk_buffer), statistics.segments)
         keys = segments * statistics.distinct_keys / max(1, statistics.segments)
@@ -167,9 +168,9 @@ class HybridModel(Model):
         seconds = {
             "c_I/O": setting.factors.io(segments * setting.segment_bytes),
             "c_loop, fixed": steps["loop"](keys, capacity),
-            "c_H": 2 * steps["probe"].fixed + keys * steps["probe"].each(places),
+            "c_H": 2 * steps["probe"].fixed + keys * steps["probe"].each(capacity),
             "c_E": steps["expire"](waited, capacity),
-            "c_O": setting.output(waited, capacity),
+            "c_O": steps["output" if setting.brings else "stream output"](waited, capacity),
             "c_A": waited / appended * steps["append"](appended, capacity),
             "c_S": slices * steps["read"](split.slice_rows, 1.0),
         }

@@ -5,9 +5,12 @@ The splits are those that the operators make; a test holds both against each oth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+import numpy as np
 
 from ..errors import BudgetTooSmall
 from ..joins.base import WORK_BYTES, Operator
@@ -15,8 +18,9 @@ from ..joins.hybridjoin import stream_row_bytes
 from ..joins.plan import check_how, master_columns
 from ..master import Master
 from ..units import format_bytes
-from .factors import Factors
-from .popularity import Popularity, popularity
+from .curves import Step
+from .factors import SKEWED, Factors
+from .popularity import Floats, Popularity, popularity
 from .sample_stream import stream_schema
 
 PAGE = 4096
@@ -66,10 +70,23 @@ class Setting:
         statistics = self.master.statistics
         return statistics.bytes / max(1, statistics.segments)
 
-    def output(self, rows: float, size: float) -> float:
-        """Seconds to make results of rows that waited among `size`."""
-        step = self.factors.steps["output" if self.brings else "stream output"]
-        return step(rows, size)
+    def steps(self, rows: float, distinct: float) -> dict[str, Step]:
+        """The steps when so many rows wait, with so many different keys: those of a flat stream, or of one that follows
+        Zipf's law, or between them.
+        """
+        known, keys = self.factors.steps, self.popularity.keys
+        flat = -keys * math.expm1(-rows / keys)
+        skewed = float(np.interp(math.log(max(1.0, rows)), *self._distinct_by_zipf))
+        share = min(1.0, max(0.0, (flat - distinct) / max(1e-9, flat - skewed)))
+        pairs = {name: known.get(name + SKEWED) for name in known}
+        return {name: step.towards(other, share) if (other := pairs[name]) else step for name, step in known.items()}
+
+    @cached_property
+    def _distinct_by_zipf(self) -> tuple[Floats, Floats]:
+        """How many keys rows have that follow Zipf's law, over the logarithm of their number."""
+        rows = np.geomspace(1, 1e10, 128)
+        zipf = popularity(self.popularity.keys, 1.0)
+        return np.log(rows), np.array([zipf.distinct(float(number)) for number in rows])
 
 
 @dataclass
