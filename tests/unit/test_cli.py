@@ -172,9 +172,10 @@ def test_verify_an_intact_master(products: Path, capsys: pytest.CaptureFixture[s
 def test_verify_names_the_damaged_file(products: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged = tmp_path / "products"
     shutil.copytree(products, damaged)
-    newest = Master.open(damaged).manifest.parts[0].file
+    master = Master.open(damaged)
+    newest = master.manifest.parts[0].file
     content = bytearray((damaged / newest).read_bytes())
-    content[len(content) // 2] ^= 1
+    content[int(master.index.offset[0]) + int(master.index.length[0]) // 2] ^= 1
     (damaged / newest).write_bytes(content)
     assert run("master", "verify", str(damaged)) == 1
     out, errors = capsys.readouterr()
