@@ -25,7 +25,7 @@ from .stopwatch import Stopwatch
 
 JOINING = ("mesh loop", "mesh probe", "mesh output")  # of each read
 ONCE = ("mesh read", "mesh append", "mesh expire")  # of each iteration
-ALIKE = 2  # runs before and behind one that are taken together with it
+NEIGHBOURS = 2  # runs before and behind one that are taken together with it
 LEAST_TUPLES = 8  # of an iteration: with less there is nothing to be measured of tuples
 MORE_BUFFERS = (1 << 20,)  # beside those of all runs: the disk buffers that are mostly used lie around it
 
@@ -73,7 +73,7 @@ class ScanRuns:
         reading = {size: median(seconds) for size, seconds in points.items()}
         handed = sorted((one.work / one.number, max(1e-7, one.handing_over / one.number)) for one in self.reads)
         among = {  # those with about as much work: a single run may have been disturbed
-            since: median(seconds for _, seconds in handed[max(0, at - ALIKE) : at + ALIKE + 1])
+            since: median(seconds for _, seconds in handed[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1])
             for at, (since, _) in enumerate(handed)
         }
         return Curve.of(reading, grows=True), Curve.of(among)

@@ -78,8 +78,7 @@ class Setting:
         flat = -keys * math.expm1(-rows / keys)
         skewed = float(np.interp(math.log(max(1.0, rows)), *self._distinct_by_zipf))
         share = min(1.0, max(0.0, (flat - distinct) / max(1e-9, flat - skewed)))
-        pairs = {name: known.get(name + SKEWED) for name in known}
-        return {name: step.towards(other, share) if (other := pairs[name]) else step for name, step in known.items()}
+        return {name: step.towards(known.get(name + SKEWED, step), share) for name, step in known.items()}
 
     @cached_property
     def _distinct_by_zipf(self) -> tuple[Floats, Floats]:
