@@ -169,7 +169,7 @@ def test_buffers_that_fill_huge_pages_lie_in_them(tmp_path: Path) -> None:
     """A disk reads to them at twice the rate. They are resident as a whole, so all of them is booked."""
     table = pa.table({"k": np.arange(200_000), "text": [f"row {i} " * 4 for i in range(200_000)]})
     built = direct(build_local(table, tmp_path / "m", key="k"))
-    operator = joins.create("meshjoin", built, on="k", memory=6_000_000)
+    operator = joins.create("ssbj", built, on="k", memory=6_000_000)
     list(operator.process(pa.record_batch({"k": np.arange(100_000) * 2})))
     scan = operator.scan
     addresses = sorted(buffer.memory.address for buffer in scan._buffers)

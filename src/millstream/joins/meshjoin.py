@@ -27,3 +27,4 @@ class MeshJoin(ScanJoin):
     """Invariants: those of the scan joins; at most N_R / b packets are in the queue."""
 
     name: ClassVar[str] = "meshjoin"
+    borrows: ClassVar[bool] = True

@@ -26,6 +26,7 @@ class ReducedMeshJoin(ScanJoin):
 
     name: ClassVar[str] = "rmeshjoin"
     options: ClassVar[tuple[str, ...]] = (*ScanJoin.options, "partitions")
+    borrows: ClassVar[bool] = True
 
     def __init__(self, master: Any, *, partitions: int = PARTITIONS, **arguments: Any) -> None:
         if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:

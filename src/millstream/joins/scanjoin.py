@@ -49,6 +49,7 @@ class ScanJoin(Operator):
 
     options: ClassVar[tuple[str, ...]] = ("disk_buffer", "window", "ordered", "condition", "drained")
     output_share: ClassVar[int] = 32  # every row more in the window saves as much of R
+    borrows: ClassVar[bool] = False  # whether the window's table lies in what the disk buffers leave of huge pages
 
     def __init__(
         self,
@@ -114,9 +115,10 @@ class ScanJoin(Operator):
                 self.residual = self.matcher.rest
         self.condition_columns = mine, theirs
         needed = list(dict.fromkeys([*self.brought, *theirs]))
-        size = self._size if self._size is not None else self.scanned.default_buffer(self.spare)
+        size = self._size if self._size is not None else self.default_disk_buffer(master, self.spare)
         self.disk_buffer = max(self.scanned.least_buffer(needed), size)
         self.scan = self.scanned.cycle(self.pages, needed, self.disk_buffer, keyless=keyless)
+        self.scan.loan = self._table_bytes() if self.borrows and self._window is None else 0
         self._book_buffers(needed)
         self._extra = 0
         self.held: HeldResults | None = None
@@ -124,7 +126,9 @@ class ScanJoin(Operator):
             self.held = HeldResults(self.pages, list(plan.brought), self.ledger)
         self._make_memory()
         self._pairs_found = np.empty((2, self._step), dtype=np.int64)
-        self.window = Window(self.stream, self.ledger, capacity=self._capacity(), wide=plan.hashed)
+        capacity = self._capacity()
+        room = self.scan.lend(WindowTable.bytes_for(capacity, wide=plan.hashed)) if self.scan.loan else None
+        self.window = Window(self.stream, self.ledger, capacity=capacity, wide=plan.hashed, room=room)
         self._plan_iterations()
 
     def _book_buffers(self, needed: Sequence[str]) -> None:
@@ -136,18 +140,29 @@ class ScanJoin(Operator):
         """Set up what is kept beside the window; the plain algorithm has nothing."""
 
     @classmethod
-    def default_disk_buffer(cls, master: Master, spare: int) -> int:
-        return Scanned.of(master).default_buffer(spare)
+    def default_disk_buffer(cls, master: Master | ParquetScan, spare: int) -> int:
+        return Scanned.of(master).default_buffer(spare, fill=not cls.borrows)
 
-    def _capacity(self) -> int:
-        """Rows that the window is made for."""
+    def _table_bytes(self) -> int:
+        """Bytes that the window's table will have, about."""
+        assert self.plan is not None
+        buffers = self.scan.buffers * self.disk_buffer
+        share = WindowTable.tuple_bytes(wide=self.plan.hashed) / self._tuple_bytes()
+        return int(share * max(0, self.ledger.free - buffers - LEAST_BYTES))
+
+    def _tuple_bytes(self) -> float:
+        """Bytes that a row of the window takes, with all that is kept for it."""
         assert self.plan is not None
         row = _row_bytes(self.stream.layout.schema) + WindowTable.tuple_bytes(wide=self.plan.hashed)
         if self.matcher is not None and self.matcher.driver is not None:
             row += SORTED_BYTES
-        if self.held is not None:
+        if self.ordered:
             row += 2 * (16 + self._result_bytes())
-        capacity = max(LEAST_ROWS, int((self.ledger.free - LEAST_BYTES) / row))
+        return row
+
+    def _capacity(self) -> int:
+        """Rows that the window is made for."""
+        capacity = max(LEAST_ROWS, int((self.ledger.free - LEAST_BYTES) / self._tuple_bytes()))
         if self.matcher is not None and self.matcher.driver is not None:
             self.ledger.book("condition", min(self.ledger.free // 2, capacity * SORTED_BYTES))
         if self._window is not None and not self.drained:

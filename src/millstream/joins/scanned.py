@@ -32,8 +32,10 @@ class Scanned(ABC):
         """The smallest disk buffer that works."""
 
     @abstractmethod
-    def default_buffer(self, spare: int) -> int:
-        """One that needs no tuning, when the least of everything leaves so many bytes to spare."""
+    def default_buffer(self, spare: int, *, fill: bool) -> int:
+        """One that needs no tuning, when the least of everything leaves so many bytes to spare; if they are to `fill`
+        huge pages, for a disk that reads to these, all buffers together do.
+        """
 
     @abstractmethod
     def buffer_bytes(self, brought: Sequence[str], size: int) -> int:
@@ -61,7 +63,7 @@ class Segments(Scanned):
     def least_buffer(self, brought: Sequence[str]) -> int:
         return Operator.least_disk_buffer(self.master)
 
-    def default_buffer(self, spare: int) -> int:
+    def default_buffer(self, spare: int, *, fill: bool) -> int:
         """What reading in larger pieces saves is no more than what the rows lose.
 
         A turn of R takes R / s steps and the time to read R; the window has what the buffers leave of the memory M. The
@@ -73,7 +75,7 @@ class Segments(Scanned):
         number = buffers(direct=direct)
         best = (c * (c + spare / number)) ** 0.5 - c
         size = Operator.least_disk_buffer(self.master) + min(DISK_BUFFER, int(best))
-        if not direct or spare < LEAST_HUGE:
+        if not direct or not fill or spare < LEAST_HUGE:
             return size
         return max(1, round(number * size / HUGE)) * HUGE // number // PAGE * PAGE  # all of them fill huge pages
 
@@ -102,7 +104,7 @@ class RowGroups(Scanned):
     def least_buffer(self, brought: Sequence[str]) -> int:
         return ParquetCycle.least_buffer(self.parquet, [*self.parquet.key, *brought])
 
-    def default_buffer(self, spare: int) -> int:
+    def default_buffer(self, spare: int, *, fill: bool) -> int:
         return min(PARQUET_BUFFER, spare // 6)
 
     def buffer_bytes(self, brought: Sequence[str], size: int) -> int:

@@ -44,17 +44,26 @@ class Window:
     """The rows that are being joined, with their hash table.
 
     Invariants: 1. packets hold the rows of the table, one after the other; 2. `ends` never falls from one packet to the
-    next; 3. the ledger has the bytes of the table and of all pages.
+    next; 3. the ledger has the bytes of the table and of all pages, and always those of `room`, where the first table
+    lies.
     """
 
     def __init__(
-        self, stream: PageTable, ledger: Ledger, *, capacity: int, wide: bool, component: str = "stream table"
+        self,
+        stream: PageTable,
+        ledger: Ledger,
+        *,
+        capacity: int,
+        wide: bool,
+        room: np.ndarray | None = None,
+        component: str = "stream table",
     ) -> None:
         self.stream = stream
         self.ledger = ledger
         self.component = component
         self.columns = range(len(stream.layout.columns))
-        self.table = WindowTable(capacity, wide=wide)
+        self._room = room
+        self.table = WindowTable(capacity, wide=wide, room=room)
         self.packets: deque[Packet] = deque()
         self.row_bytes = 64.0
         self.bytes = 0
@@ -133,7 +142,7 @@ class Window:
             return False
         self.ledger.add(self.component, new)
         self.table = old.resized(capacity)
-        self.ledger.add(self.component, -old.nbytes)
+        self.ledger.add(self.component, old.room_bytes - old.nbytes)
         return True
 
     def widen(self, row_bytes: float) -> None:
@@ -141,9 +150,10 @@ class Window:
         assert not self.packets
         narrow, wide = (WindowTable.tuple_bytes(wide=wide) for wide in (False, True))
         before, rows = self.table.nbytes, self.table.capacity
+        room = self._room if self.table.room_bytes else None
         self.table = WindowTable(0)  # the old one goes before the new one comes
         rows = min(int(rows * (row_bytes + narrow) / (row_bytes + wide)), (self.ledger.free + before - 1024) // wide)
-        self.table = WindowTable(max(1, rows))
+        self.table = WindowTable(max(1, rows), room=room)
         self.ledger.add(self.component, self.table.nbytes - before)
 
     @property

@@ -30,28 +30,47 @@ MOST_WORDS = (1 << 26) - 1  # of a set: hashes of bits have 32 bits
 
 _OLDEST, _NEXT = range(2)
 BLOCK = 256  # keys that are looked at together
+LINE = 64  # bytes of the processor's caches
 NEAR = 4  # pages that are tried before one is searched for
 
 
 class WindowTable:
     """At most `capacity` tuples, whose keys have 64 bits if it is `wide`, otherwise 32.
 
+    What fits there lies in `room`, some memory that was made already.
+
     Invariants: 1. the tuples there are those numbered `oldest <= number < next`, `next - oldest <= capacity`; 2. a
     tuple that was added with a key is in the list of its bucket, once, and that list is in the order of numbers;
     3. the bit of its key's hash is set in one of the two sets.
     """
 
-    def __init__(self, capacity: int, *, wide: bool = True) -> None:
+    def __init__(self, capacity: int, *, wide: bool = True, room: np.ndarray | None = None) -> None:
         self.capacity = capacity
         self.wide = wide
-        self._youngest = np.full(max(1, capacity), -1, dtype=np.int32)
-        self._bits = np.zeros((min(MOST_WORDS, -(-BITS * max(1, capacity) // 64)), 2), dtype=np.uint64)
-        self._key = np.empty(capacity, dtype=np.int64 if wide else np.int32)
-        self._following = np.empty(capacity, dtype=np.int32)
-        self.matched = np.zeros(capacity, dtype=np.bool_)
+        self.room_bytes = len(room) if room is not None else 0
+        self._own_bytes = 0
+        self._free = room if room is not None else np.empty(0, dtype=np.uint8)
+        self._youngest = self._array(max(1, capacity), np.int32)
+        self._youngest[:] = -1
+        self._bits = self._array(2 * min(MOST_WORDS, -(-BITS * max(1, capacity) // 64)), np.uint64).reshape(-1, 2)
+        self._bits[:] = 0
+        self._key = self._array(capacity, np.int64 if wide else np.int32)
+        self._following = self._array(capacity, np.int32)
+        self.matched = self._array(capacity, np.bool_)
+        self.matched[:] = False
         self._state = np.zeros(2, dtype=np.int64)
         self._pages = np.empty((2, 16), dtype=np.int64)  # number of its first tuple, and the page; in their order
         self._page_range = 0, 0
+
+    def _array(self, length: int, kind: type[np.generic]) -> np.ndarray:
+        """In the room that is there, as long as something fits."""
+        size = length * np.dtype(kind).itemsize
+        if size > len(self._free):
+            self._own_bytes += size
+            return np.empty(length, dtype=kind)
+        array = self._free[:size].view(kind)
+        self._free = self._free[-(-size // LINE) * LINE :]
+        return array
 
     @staticmethod
     def tuple_bytes(*, wide: bool) -> int:
@@ -65,7 +84,7 @@ class WindowTable:
 
     @property
     def nbytes(self) -> int:
-        return self.bytes_for(self.capacity, wide=self.wide)
+        return max(self.bytes_for(self.capacity, wide=self.wide), self.room_bytes + self._own_bytes)
 
     def holds(self, keys: np.ndarray) -> bool:
         """Whether these keys are not too long for it."""

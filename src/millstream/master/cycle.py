@@ -26,6 +26,7 @@ from .chunks import Buffer, ChunkReader, ScanReader, chunk_reader, scan_readers
 from .part_files import HUGE, PAGE, Memory
 
 NO_CODES = np.empty(0, dtype=np.int64)
+NO_BYTES = np.empty(0, dtype=np.uint8)
 WASTE = 1.25  # huge pages may have so many times the bytes of the buffers in them
 
 
@@ -34,14 +35,16 @@ def buffers(*, direct: bool) -> int:
     return 1 + scan_readers(direct=direct)
 
 
-def in_huge_pages(total: int, *, direct: bool) -> bool:
-    """Whether buffers of so many bytes lie in huge pages: a disk is faster then, and little of them may be left."""
-    return direct and -(-total // HUGE) * HUGE <= WASTE * total
+def in_huge_pages(total: int, *, direct: bool, loan: int = 0) -> bool:
+    """Whether buffers of so many bytes lie in huge pages: a disk is faster then. Little of them may be left when
+    someone else has borrowed as much as `loan` bytes of it.
+    """
+    return direct and -(-total // HUGE) * HUGE - loan <= WASTE * total
 
 
-def _resident(total: int, *, direct: bool) -> int:
-    """Memory that buffers of so many bytes take."""
-    return -(-total // HUGE) * HUGE if in_huge_pages(total, direct=direct) else total
+def _resident(total: int, *, direct: bool, loan: int) -> int:
+    """Memory that buffers of so many bytes take, without what is borrowed."""
+    return max(total, -(-total // HUGE) * HUGE - loan) if in_huge_pages(total, direct=direct, loan=loan) else total
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Cycle(ABC):
         self.reads = 0
         self.bytes_read = 0
         self.pages_read = 0
+        self.loan = 0  # bytes that will be lent: whoever borrows them books them
         self._thread: ThreadPoolExecutor | None = None
 
     @property
@@ -99,6 +103,12 @@ class Cycle(ABC):
     @abstractmethod
     def next(self, limit: int, needed: int) -> Piece:
         """The next piece, at most `limit` pages; of all pages to come `needed` will be asked for, at least."""
+
+    def lend(self, size: int) -> np.ndarray:
+        """So many bytes for someone else, of memory that the buffers take but do not need and of what follows it; or
+        none. `loan` must have been about as much, and nothing may have been read.
+        """
+        return NO_BYTES
 
     @abstractmethod
     def _forget(self) -> None:
@@ -160,17 +170,18 @@ class SegmentCycle(Cycle):
         self._region: Memory | None = None
 
     @staticmethod
-    def bytes_for(size: int, row_bytes: float, *, direct: bool) -> int:
+    def bytes_for(size: int, row_bytes: float, *, direct: bool, loan: int = 0) -> int:
         """Memory of the buffers of that size, with the keys of their rows beside, if rows have so many bytes."""
         number = buffers(direct=direct)
         total = number * (-(-size // PAGE) * PAGE)
-        return _resident(total, direct=direct) + number * (2 * PAGE + 1024 + int(8 * size / max(1.0, row_bytes)))
+        keys = number * (2 * PAGE + 1024 + int(8 * size / max(1.0, row_bytes)))
+        return _resident(total, direct=direct, loan=loan) + keys
 
     @property
     def nbytes(self) -> int:
         """Memory of the buffers as they are, wherever the turn is cut."""
         keys = 8 * self.most_rows if self.key is not None else 0
-        buffers = _resident(self.buffers * self.size, direct=self.reader.direct)
+        buffers = _resident(self.buffers * self.size, direct=self.reader.direct, loan=self.loan)
         return buffers + self.buffers * (2 * PAGE + 1024 + keys)
 
     @property
@@ -248,10 +259,18 @@ class SegmentCycle(Cycle):
         self.table.addresses[chunk.buffer.numbers] = chunk.buffer.table
         return chunk
 
+    def lend(self, size: int) -> np.ndarray:
+        total = self.buffers * self.size
+        if not in_huge_pages(total, direct=self.reader.direct, loan=self.loan):
+            return NO_BYTES
+        self._region = Memory.huge(total, more=size)
+        return self._region.part(total, size).array()
+
     def resize(self, size: int) -> None:
         """Read more or less at a time from here on. The buffers go first, with what was read ahead: memory is booked
-        for the new ones alone.
+        for the new ones alone. Nothing may be lent.
         """
+        assert not self.loan
         self._forget()
         self._region = None
         for buffer in self._buffers:
@@ -293,7 +312,7 @@ class SegmentCycle(Cycle):
     def _new_memory(self, number: int) -> Memory:
         """Memory for a buffer, with that of all others in one piece if that is in huge pages."""
         total = self.buffers * self.size
-        if not in_huge_pages(total, direct=self.reader.direct):
+        if not in_huge_pages(total, direct=self.reader.direct, loan=self.loan):
             self._region = None
             return Memory.of(self.size)
         if self._region is None or self._region.size != total:

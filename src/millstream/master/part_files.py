@@ -141,10 +141,13 @@ class Memory:
         return cls._aligned(np.empty(size + PAGE, dtype=np.uint8), PAGE, size, size + PAGE)
 
     @classmethod
-    def huge(cls, size: int) -> Memory:
-        """In huge pages, which take memory as a whole: a disk reads to them up to twice as fast."""
+    def huge(cls, size: int, *, more: int = 0) -> Memory:
+        """In huge pages, which take memory as a whole: a disk reads to them up to twice as fast. Behind the first
+        `size` bytes are `more`, in what is left of these pages and in ordinary ones.
+        """
         whole = -(-size // HUGE) * HUGE
-        return cls._aligned(_huge_pages(whole), HUGE, size, whole)
+        behind = max(0, size + more - whole)
+        return cls._aligned(_huge_pages(whole, behind), HUGE, size, whole + behind)
 
     @classmethod
     def _aligned(cls, room: np.ndarray, step: int, size: int, nbytes: int) -> Memory:
@@ -154,10 +157,20 @@ class Memory:
         """Some of these bytes, which keep all of them alive and take no memory of their own."""
         return Memory(self.address + start, size, 0, self._bytes)
 
+    def array(self) -> np.ndarray:
+        """The bytes themselves."""
+        start = self.address - self._bytes.ctypes.data
+        return self._bytes[start : start + self.size]
 
-def _huge_pages(size: int) -> np.ndarray:
-    """Room for so many bytes in huge pages, if the system has any; what lies before and behind them is never used."""
-    room = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+def _huge_pages(size: int, behind: int) -> np.ndarray:
+    """Room for so many bytes in huge pages, if the system has any, and for those `behind` them in ordinary ones; what
+    lies before them is never used.
+    """
+    room = mmap.mmap(-1, HUGE + size + behind, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    array = np.frombuffer(room, dtype=np.uint8)
+    stop = -array.ctypes.data % HUGE + size
     with contextlib.suppress(AttributeError, OSError):  # systems without them
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(room, dtype=np.uint8)
+        room.madvise(mmap.MADV_HUGEPAGE, 0, stop)
+        room.madvise(mmap.MADV_NOHUGEPAGE, stop)
+    return array

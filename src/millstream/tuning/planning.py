@@ -20,6 +20,7 @@ from .skew import estimate_skew
 WALK = 12  # steps, each to twice or half the size at most
 GRID = 14  # disk buffers that are looked at first
 REFINEMENTS = 2
+ALIKE = 0.98  # of the highest rate predicted: the smallest disk buffer with as much is taken
 MEMORY_PRECISION = 0.004
 COARSE, FINE = 1.25, 1.03  # from one memory that is looked at to the next
 
@@ -91,7 +92,11 @@ def model_of(algorithm: str, master: Master, factors: Factors | None, *, skew: A
 
 
 def best_buffer(model: Model, memory: int, near: int | None = None) -> int:
-    """The disk buffer with the highest rate. `near` is one that is known to be about right."""
+    """The smallest disk buffer with about the highest rate. `near` is one that is known to be about right.
+
+    No model can tell rates that are so close, and what is read into a smaller buffer is more often still in the
+    processor's caches when it is joined.
+    """
     if not model.has_buffer:
         return model.least_buffer
     least, most = model.least_buffer, model.largest_buffer(memory)
@@ -119,7 +124,8 @@ def best_buffer(model: Model, memory: int, near: int | None = None) -> int:
         grid = np.geomspace(grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)], 5)
     for buffer in grid:
         rate(buffer)
-    return max(known, key=known.__getitem__)
+    enough = ALIKE * max(known.values())
+    return min(size for size, found in known.items() if found >= enough)
 
 
 def _made(algorithm: str, model: Model, memory: int, asked: float | None = None) -> Plan:

@@ -20,13 +20,14 @@ from ..joins.inlj import SLOT_OVERHEAD, IndexNestedLoopJoin
 from ..joins.meshjoin import MeshJoin
 from ..joins.policy import SHARES
 from ..joins.rmeshjoin import PARTITIONS, ReducedMeshJoin
-from ..joins.scanjoin import LEAST_BYTES, LEAST_ROWS, PACKET_BUDGET
+from ..joins.scanjoin import LEAST_BYTES, LEAST_ROWS, PACKET_BUDGET, ScanJoin
 from ..joins.ssbj import CACHE_SHARE, COLLECTED, SemiStreamBalancedJoin
 from ..joins.sweep import KEY_BYTES, RANGES, SORT_BYTES
 from ..kernels.cache_table import CacheTable
 from ..kernels.sketch import FrequencySketch
 from ..kernels.window_table import WindowTable
 from ..master.cycle import SegmentCycle
+from ..master.cycle import buffers as number_of_buffers
 from .models import CacheModel, Iteration, Model, fewer
 from .popularity import Floats, recently_used
 from .setting import PAGE, Setting, Split, buffer_bytes
@@ -44,7 +45,7 @@ def waiting(reads: float, read: float, joining: float, once: float) -> float:
 class MeshModel(Model):
     """MESHJOIN: 002, equations 1 to 3."""
 
-    operator: ClassVar[type[Operator]] = MeshJoin
+    operator: ClassVar[type[ScanJoin]] = MeshJoin
     one_peak: ClassVar[bool] = False  # an iteration has whole reads
     largest_part: ClassVar[int] = 5  # there are two of it or three
 
@@ -55,9 +56,17 @@ class MeshModel(Model):
     def _split(self, memory: int, disk_buffer: int) -> Split:
         split = Split.of(self.operator, self.setting, memory)
         master, size = self.setting.master, max(disk_buffer, self.least_buffer)
-        size = SegmentCycle.bytes_for(size, master.statistics.average_row_bytes, direct=master.direct)
+        loan = self._loan(split.free, size)
+        size = SegmentCycle.bytes_for(size, master.statistics.average_row_bytes, direct=master.direct, loan=loan)
         split.book("disk buffer", size)
         return split
+
+    def _loan(self, free: int, size: int) -> int:
+        """Bytes that the window's table borrows, beside buffers of that size."""
+        if not self.operator.borrows:
+            return 0
+        table, buffers = _tuple_bytes(self.setting), number_of_buffers(direct=self.setting.master.direct)
+        return int(table / (table + self.setting.stream_bytes) * max(0, free - buffers * size - LEAST_BYTES))
 
     def _pages(self, memory: int, disk_buffer: int) -> tuple[int, float]:
         """b: pages of R in an iteration; and in a read, of which an iteration may need several."""
@@ -129,7 +138,7 @@ class MeshModel(Model):
 class AdaptiveMeshModel(MeshModel):
     """AMESHJOIN at full speed: MESHJOIN in the nine tenths of the memory that its tuner plans with."""
 
-    operator: ClassVar[type[Operator]] = AdaptiveMeshJoin
+    operator: ClassVar[type[ScanJoin]] = AdaptiveMeshJoin
 
     def _rows(self, capacity: int, turns: int) -> float:
         return 0.9 * capacity * turns / (turns + 1)
@@ -138,7 +147,7 @@ class AdaptiveMeshModel(MeshModel):
 class ReducedMeshModel(MeshModel):
     """R-MESHJOIN: rows come in 32 times in a turn, however large the reads are."""
 
-    operator: ClassVar[type[Operator]] = ReducedMeshJoin
+    operator: ClassVar[type[ScanJoin]] = ReducedMeshJoin
 
     def _pages(self, memory: int, disk_buffer: int) -> tuple[int, float]:
         _, read = super()._pages(memory, disk_buffer)
@@ -150,7 +159,7 @@ class ReducedMeshModel(MeshModel):
 class BalancedModel(MeshModel):
     """SSBJ: MESHJOIN for the keys whose rows of R would take more memory than the tuples in the window."""
 
-    operator: ClassVar[type[Operator]] = SemiStreamBalancedJoin
+    operator: ClassVar[type[ScanJoin]] = SemiStreamBalancedJoin
 
     def iteration(self, memory: int, disk_buffer: int) -> Iteration:
         setting = self.setting
