@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from millstream.master import Master, build_local
+from millstream.master.row_sizes import row_bytes
 
 PAGE = 4096
 ROWS = 20_000
@@ -44,6 +45,43 @@ def test_segments_fill_whole_pages(segment_bytes: int, tmp_path: Path) -> None:
     assert np.median(master.index.length) == segment_bytes
     assert streamed(master).equals(table)
     master.verify()
+
+
+def nested() -> pa.Table:
+    """Rows whose nested columns are anything between nothing and much."""
+    rng = np.random.default_rng(4)
+    tags = [None if n == 0 else [f"tag {i}" * (i % 4) for i in range(n)] for n in rng.integers(0, 9, ROWS).tolist()]
+    place = [None if i % 31 == 0 else {"x": i / 3, "near": list(range(i % 12))} for i in range(ROWS)]
+    prices = [[(f"shop {j}", j * 1.5) for j in range(i % 6)] for i in range(ROWS)]
+    return pa.table(
+        {
+            "k": np.arange(ROWS),
+            "tags": pa.array(tags, pa.list_(pa.string())),
+            "place": pa.array(place, pa.struct({"x": pa.float64(), "near": pa.list_(pa.int16())})),
+            "prices": pa.array(prices, pa.map_(pa.string(), pa.float64())),
+            "colour": pa.array([[i % 256, 0, 7] for i in range(ROWS)], pa.list_(pa.uint8(), 3)),
+            "sold": pa.array([i % 3 == 0 for i in range(ROWS)]),
+        }
+    )
+
+
+def test_segments_with_nested_columns_fill_whole_pages(tmp_path: Path) -> None:
+    table = nested()
+    master = build_local(table, tmp_path / "m", key="k")
+    assert whole(master) > 0.9
+    assert streamed(master).equals(table)
+    master.verify()
+
+
+@pytest.mark.parametrize("start", [0, 1, 777])
+def test_bytes_of_rows_are_those_that_a_segment_has(start: int) -> None:
+    """Also of rows in the middle of a batch, whose arrays have an offset."""
+    (batch,) = nested().combine_chunks().to_batches()
+    metadata, buffers = len(pa.RecordBatch.from_pylist([], schema=batch.schema).serialize()), 24
+    for rows in (64, 500):
+        segment = batch.slice(start, rows)
+        beside = len(segment.serialize()) - metadata - int(row_bytes(segment).sum())
+        assert abs(beside) < buffers * (32 + rows // 8)  # they are padded to 64 bytes, and some say what is NULL
 
 
 def test_padding_costs_little(tmp_path: Path) -> None:

@@ -110,11 +110,11 @@ def _write_addresses(node: Node, array: pa.Array, row: np.ndarray, at: int) -> i
         for i, child in enumerate(node.children):
             at = _write_addresses(child, array.field(i), row, at)
     elif node.kind in (LIST, REPEAT):
-        at = _write_addresses(node.children[0], _items(array), row, at)
+        at = _write_addresses(node.children[0], items(array), row, at)
     return at
 
 
-def _items(array: pa.Array) -> pa.Array:
+def items(array: pa.Array) -> pa.Array:
     """All items of a list or map array, as its child array."""
     if isinstance(array, pa.MapArray):
         return pa.StructArray.from_arrays([array.keys, array.items], fields=_entry_fields(array.type))

@@ -60,8 +60,7 @@ class PartFiles:
 
     def read(self, runs: Runs, address: int) -> int:
         """Read runs in this thread, one after the other; the first one that came short, or -1."""
-        for number in np.unique(runs.file).tolist():
-            self._open(number)
+        self._open_all(runs.file)
         if not self.store.local:
             for i in range(len(runs.file)):
                 short = self._read_remote(runs, i, address)
@@ -78,6 +77,12 @@ class PartFiles:
         raw = np.frombuffer(data, dtype=np.uint8)
         kernel.copy_to(raw.ctypes.data, address + int(runs.target[i]), raw.nbytes)
         return -1
+
+    def _open_all(self, files: np.ndarray) -> None:
+        """Open those of some files that are not open."""
+        if not self.store.local or int(self.descriptors[files].min(initial=0)) < 0:
+            for number in np.unique(files).tolist():
+                self._open(number)
 
     def _open(self, number: int) -> None:
         if number in self._handles or number in self._files:

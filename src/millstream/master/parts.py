@@ -21,11 +21,10 @@ from ..kernels import membership, segments
 from ..kernels.checksum import segment_checksum
 from ..kernels.hashing import checksum
 from ..kernels.keys import KeyCodec
-from ..kernels.layout import VARLEN
-from ..kernels.layout import Layout as ColumnLayout
 from .files import Store
 from .manifest import HASH_COLUMN, Layout, Part
 from .part_files import PAGE
+from .row_sizes import flat, row_bytes
 
 HEAVIEST = 16
 PADDING = 16  # at most a sixteenth of a segment
@@ -182,26 +181,6 @@ class _FilterChunks:
     def finish(self) -> list[tuple[int, bytes]]:
         self._cut()
         return self.chunks
-
-
-def row_bytes(batch: pa.RecordBatch) -> np.ndarray:
-    """About how many bytes each row takes in a segment."""
-    layout = ColumnLayout.of(batch.schema)
-    sizes = np.zeros(batch.num_rows, dtype=np.int64)
-    if not batch.num_rows:
-        return sizes
-    for node, column in zip(layout.columns, batch.columns, strict=True):
-        if node.kind == VARLEN:
-            offsets = np.frombuffer(column.buffers()[1], dtype=np.int32 if node.width == 4 else np.int64)
-            sizes += np.diff(offsets[column.offset : column.offset + len(column) + 1]) + node.width
-        else:
-            sizes += max(1, column.nbytes // batch.num_rows)
-    return sizes
-
-
-def flat(schema: pa.Schema) -> bool:
-    """Whether `row_bytes` is exact: no column is nested."""
-    return not any(node.children for node in ColumnLayout.of(schema).columns)
 
 
 class PartWriter:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from .part_files import PAGE, Memory, PartFiles, Runs
 GAP = PAGE // 2  # reading over a gap this small is cheaper than a second read
 DIRECT_GAP = 32 * 1024  # where each read goes to the disk
 IN_FLIGHT = 4
-IN_FLIGHT_CACHED = 2  # through the page cache a read is mostly work of the processor
+FROM_DISK = 30e-6  # seconds of a read that the page cache did not have
 
 
 class SegmentReader(PartFiles):
@@ -29,6 +30,7 @@ class SegmentReader(PartFiles):
     def __init__(self, store: Store, parts: tuple[Part, ...], index: SegmentIndex, *, direct: bool = False) -> None:
         super().__init__(store, parts, index, direct=direct)
         self._pool: ThreadPoolExecutor | None = None
+        self._run_seconds = 0.0  # of a run that was read lately
 
     def close(self) -> None:
         if self._pool is not None:
@@ -44,8 +46,11 @@ class SegmentReader(PartFiles):
 
     @property
     def in_flight(self) -> int:
-        """Reads at a time that pay."""
-        return IN_FLIGHT_CACHED if self.store.local and not self.direct else IN_FLIGHT
+        """Reads at a time that pay, by other threads. None if the page cache has what is read: then reading is work,
+        which costs more when it is handed over, and the other cores have tasks of their own.
+        """
+        waits = self.direct or not self.store.local or self._run_seconds > FROM_DISK
+        return IN_FLIGHT if waits else 0
 
     @property
     def gap(self) -> int:
@@ -72,52 +77,72 @@ class SegmentReader(PartFiles):
         each = np.arange(len(wanted) + 1)
         return Runs(file.astype(np.int32), offset, length, targets.astype(np.int64), targets + (start - offset), each)
 
-    def fetch(
-        self, runs: Runs, contents: tuple[np.ndarray, ...], memory: Memory, rows: np.ndarray, *, in_flight: int
-    ) -> list[Future[Fault]]:
-        """Start to read the runs of segments with some `contents` to memory, to check them and to map each to a row.
+    def fetch(self, fetched: Fetched, *, in_flight: int) -> list[Future[Fault]]:
+        """Start to read, check and map segments, with so many threads.
 
         The memory lives as long as something is written to it, even if nobody wants the segments any more.
         """
-        address = memory.address
-        segments = (runs.position + address, *contents, rows)
-        for number in np.unique(runs.file).tolist():
-            self._open(number)
+        runs = fetched.runs
+        self._open_all(runs.file)
         if not self.store.local:
-            return [self.pool.submit(self._fetch_remote, runs, i, memory, segments) for i in range(len(runs.file))]
-        descriptors, targets = self.descriptors[runs.file], runs.target + address
-        pieces = max(1, min(in_flight, len(runs.file)))
-        bounds = np.linspace(0, len(runs.file), pieces + 1).astype(int)
-        return [
-            self.pool.submit(
-                _fetch,
-                memory,
-                descriptors[a:b],
-                runs.offset[a:b],
-                runs.length[a:b],
-                self._slack,
-                targets[a:b],
-                runs.first[a : b + 1],
-                *segments,
-            )
-            for a, b in itertools.pairwise(bounds)
-        ]
+            return [self.pool.submit(self._fetch_remote, fetched, i) for i in range(len(runs.file))]
+        bounds = np.linspace(0, len(runs.file), max(1, min(in_flight, len(runs.file))) + 1).astype(int)
+        return [self.pool.submit(self._fetch_local, fetched, low, high) for low, high in itertools.pairwise(bounds)]
 
-    def _fetch_remote(self, runs: Runs, i: int, memory: Memory, segments: tuple[np.ndarray, ...]) -> Fault:
+    def fetch_now(self, fetched: Fetched) -> Fault:
+        """Read, check and map segments in this thread."""
+        runs = fetched.runs
+        self._open_all(runs.file)
+        if self.store.local:
+            return self._fetch_local(fetched, 0, len(runs.file))
+        faults = (self._fetch_remote(fetched, i) for i in range(len(runs.file)))
+        return next((fault for fault in faults if fault[0] >= 0), NO_FAULT)
+
+    def _fetch_local(self, fetched: Fetched, low: int, high: int) -> Fault:
+        """The runs from `low` to `high`."""
+        runs, began = fetched.runs, time.perf_counter()
+        bad, why = kernel.read_segments(
+            self.descriptors[runs.file[low:high]],
+            runs.offset[low:high],
+            runs.length[low:high],
+            self._slack,
+            runs.target[low:high] + fetched.memory.address,
+            runs.first[low : high + 1],
+            *fetched.segments,
+        )
+        self._run_seconds = (time.perf_counter() - began) / max(1, high - low)
+        return int(bad), int(why)
+
+    def _fetch_remote(self, fetched: Fetched, i: int) -> Fault:
+        """The run with this number."""
+        runs = fetched.runs
         low, high = runs.first[i], runs.first[i + 1]
-        if self._read_remote(runs, i, memory.address) >= 0:
+        if self._read_remote(runs, i, fetched.memory.address) >= 0:
             return int(low), kernel.SHORT_READ
-        starts, sizes, sums, counts, rows = (array[low:high] for array in segments)
+        starts, sizes, sums, counts, rows = (array[low:high] for array in fetched.segments)
         bad, why = kernel.map_segments(starts, sizes, sums, counts, rows, np.arange(high - low), rows.shape[1])
         return (int(low + bad) if bad >= 0 else -1), int(why)
 
 
 Fault = tuple[int, int]  # the first bad one of the wanted segments, and why; -1 if there is none
+NO_FAULT: Fault = (-1, kernel.OK)
 
 
-def _fetch(_: Memory, *arguments: Any) -> Fault:
-    bad, why = kernel.read_segments(*arguments)
-    return int(bad), int(why)
+@dataclass(frozen=True)
+class Fetched:
+    """Segments to be read: the runs that bring them to memory, what is known of their contents (`contents` of the
+    index), and `rows`, where the addresses of each are written.
+    """
+
+    runs: Runs
+    contents: tuple[np.ndarray, np.ndarray, np.ndarray]
+    memory: Memory
+    rows: np.ndarray
+
+    @property
+    def segments(self) -> tuple[np.ndarray, ...]:
+        """Address, length, checksum and number of rows of each, and where its addresses are written."""
+        return (self.runs.position + self.memory.address, *self.contents, self.rows)
 
 
 class DiskBuffer:
@@ -134,8 +159,7 @@ class DiskBuffer:
         self._numbers = np.empty(0, dtype=np.int64)
         self._rows = np.empty((0, 0), dtype=np.int64)
         self._wanted = np.empty(0, dtype=np.int64)
-        self._contents = reader.index.contents(self._wanted)
-        self._runs: Runs | None = None
+        self._fetched: Fetched | None = None
         self._pending: list[Future[Fault]] = []
         self._average: float | None = None
         self.reads = 0
@@ -165,49 +189,29 @@ class DiskBuffer:
         if self._pending:
             wait(self._pending)  # of a join that was given up
         self._wanted = wanted
-        self._contents = self.reader.index.contents(wanted)
-        self._runs = self.reader.runs(wanted)
-        assert self._runs.nbytes <= self.size
+        runs = self.reader.runs(wanted)
+        assert runs.nbytes <= self.size
         if len(wanted) > len(self._numbers):
             new = [self.pages.reserve(self._memory) for _ in range(len(wanted) - len(self._numbers))]
             self._numbers = np.concatenate([self._numbers, np.array(new, dtype=np.int64)])
             self._rows = np.zeros((len(self._numbers), self.pages.addresses.shape[1]), dtype=np.int64)
-        self._pending = (
-            self.reader.fetch(self._runs, self._contents, self._memory, self._rows, in_flight=in_flight)
-            if in_flight
-            else []
-        )
+        self._fetched = Fetched(runs, self.reader.index.contents(wanted), self._memory, self._rows)
+        self._pending = self.reader.fetch(self._fetched, in_flight=in_flight) if in_flight else []
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         """Wait for the segments, checked and mapped: page number and rows of each."""
-        runs, wanted = self._runs, self._wanted
-        assert runs is not None
+        fetched, wanted = self._fetched, self._wanted
+        assert fetched is not None
+        pending, self._pending = self._pending, []
+        faults = [future.result() for future in pending] if pending else [self.reader.fetch_now(fetched)]
+        for bad, why in faults:
+            if bad >= 0:
+                raise self.reader.fault(int(wanted[bad]), why)
         numbers = self._numbers[: len(wanted)]
-        lengths, sums, counts = self._contents
-        if self._pending:
-            faults = [future.result() for future in self._pending]
-            bad, why = next((fault for fault in faults if fault[0] >= 0), (-1, kernel.OK))
-            self._pending = []
-            self.pages.addresses[numbers] = self._rows[: len(wanted)]
-        else:
-            short = self.reader.read(runs, self._memory.address)
-            if short >= 0:
-                bad, why = int(runs.first[short]), kernel.SHORT_READ
-            else:
-                bad, why = kernel.map_segments(
-                    runs.position + self._memory.address,
-                    lengths,
-                    sums,
-                    counts,
-                    self.pages.addresses,
-                    numbers,
-                    self.pages.layout.buffers,
-                )
-        if bad >= 0:
-            raise self.reader.fault(int(wanted[bad]), why)
-        self.reads += len(runs.file)
-        self.bytes_read += int(runs.length.sum())
-        return numbers, counts
+        self.pages.addresses[numbers] = self._rows[: len(wanted)]
+        self.reads += len(fetched.runs.file)
+        self.bytes_read += int(fetched.runs.length.sum())
+        return numbers, fetched.contents[2]
 
     def release(self) -> None:
         """Give the memory back; pages that were loaded are gone."""
