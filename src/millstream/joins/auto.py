@@ -9,7 +9,7 @@
                     waiting rows, by range of keys, until their share of the memory is full
                       |  the next range: distinct keys, sorted
                       v
-                    segments in file order, neighbours in one read; from a disk the next wave while this one is joined
+                    segments in file order, neighbours in one read, the next wave read while this one is joined
                       |  result
                       v
                     cache: rows worth keeping
@@ -203,12 +203,11 @@ class AutoJoin(Operator):
         at = 0
         turn = 0
         while at < len(wanted) or ahead:
-            in_flight = self.reader.in_flight if len(self.buffers) > 1 else 0
-            while at < len(wanted) and len(ahead) < (len(self.buffers) if in_flight else 1):
+            while at < len(wanted) and len(ahead) < len(self.buffers):
                 buffer = self.buffers[turn % len(self.buffers)]
                 turn += 1
                 part = wanted[at : at + buffer.fit(wanted[at : at + buffer.most])]
-                buffer.start(part, in_flight=in_flight)
+                buffer.start(part, in_flight=self.reader.in_flight if len(self.buffers) > 1 else 0)
                 ahead.append((buffer, part))
                 at += len(part)
             buffer, self._wave = ahead.pop(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from .part_files import PAGE, Memory, PartFiles, Runs
 GAP = PAGE // 2  # reading over a gap this small is cheaper than a second read
 DIRECT_GAP = 32 * 1024  # where each read goes to the disk
 IN_FLIGHT = 4
-FROM_DISK = 30e-6  # seconds of a read that the page cache did not have
+IN_FLIGHT_CACHED = 2  # through the page cache a read is mostly work of the processor
 
 
 class SegmentReader(PartFiles):
@@ -30,7 +29,6 @@ class SegmentReader(PartFiles):
     def __init__(self, store: Store, parts: tuple[Part, ...], index: SegmentIndex, *, direct: bool = False) -> None:
         super().__init__(store, parts, index, direct=direct)
         self._pool: ThreadPoolExecutor | None = None
-        self._run_seconds = 0.0  # of a run that was read lately
 
     def close(self) -> None:
         if self._pool is not None:
@@ -46,11 +44,8 @@ class SegmentReader(PartFiles):
 
     @property
     def in_flight(self) -> int:
-        """Reads at a time that pay, by other threads. None if the page cache has what is read: then reading is work,
-        which costs more when it is handed over, and the other cores have tasks of their own.
-        """
-        waits = self.direct or not self.store.local or self._run_seconds > FROM_DISK
-        return IN_FLIGHT if waits else 0
+        """Reads at a time that pay."""
+        return IN_FLIGHT_CACHED if self.store.local and not self.direct else IN_FLIGHT
 
     @property
     def gap(self) -> int:
@@ -100,7 +95,7 @@ class SegmentReader(PartFiles):
 
     def _fetch_local(self, fetched: Fetched, low: int, high: int) -> Fault:
         """The runs from `low` to `high`."""
-        runs, began = fetched.runs, time.perf_counter()
+        runs = fetched.runs
         bad, why = kernel.read_segments(
             self.descriptors[runs.file[low:high]],
             runs.offset[low:high],
@@ -110,7 +105,6 @@ class SegmentReader(PartFiles):
             runs.first[low : high + 1],
             *fetched.segments,
         )
-        self._run_seconds = (time.perf_counter() - began) / max(1, high - low)
         return int(bad), int(why)
 
     def _fetch_remote(self, fetched: Fetched, i: int) -> Fault:
