@@ -110,6 +110,10 @@ def collect(pages: PageTable, refs: list[int], schema: pa.Schema) -> pa.RecordBa
     batch = pa.RecordBatch.from_arrays(plan.columns(), schema=schema)
     batch.validate(full=True)
     assert batch.get_total_buffer_size() <= plan.retained, "it takes no more than was announced"
+    page = pages.keep(plan)
+    again = pages.measure(np.arange(len(refs), dtype=np.int64) + (page << 32), range(len(schema))).columns()
+    assert pa.RecordBatch.from_arrays(again, schema=schema).equals(batch), "a page of them has the same rows"
+    pages.release(page)
     return batch
 
 
@@ -201,7 +205,8 @@ def test_pages_are_used_again() -> None:
     for page in numbers[::2]:
         pages.release(page)
     assert len(pages) == 25
-    assert sorted(pages.add_columns(batch.select(["t"]), [1]) for _ in range(25)) == numbers[::2]
+    rows = pages.measure(np.arange(3) + (1 << 32), [1])
+    assert sorted(pages.keep(rows) for _ in range(25)) == numbers[::2]
     assert pages.add(batch) == 50
     found = pages.measure(np.array([48 << 32 | 2, 49 << 32 | 1, -1, 0]), [1]).columns()
     assert found[0].to_pylist() == ["c", None, None, "a"]

@@ -19,7 +19,6 @@ from millstream.master import Master, build_local
 from millstream.tuning.curves import Curve, Step
 from millstream.tuning.factors import SKEWED, identity, machine, place, stored
 from millstream.tuning.models import Iteration, fewer
-from millstream.tuning.planning import best_buffer
 from millstream.tuning.popularity import Partitions, Popularity, age_of_oldest, reads_per_arrival
 from millstream.tuning.sample_stream import SampleStream
 from millstream.tuning.scan_models import MeshModel
@@ -262,21 +261,24 @@ def test_a_plan_stays_within_the_disk_buffers_that_were_measured(
     assert tuning.model_of(algorithm, master, factors).largest_buffer(64_000_000) > 50_000
 
 
-def test_of_disk_buffers_with_nearly_the_same_rate_the_smallest_is_taken(
-    master: Master, factors: tuning.Factors, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("largest", "taken"), [(1.01, "default"), (1.2, "best")])
+def test_a_plan_has_the_default_disk_buffer_unless_another_is_clearly_better(
+    largest: float, taken: str, master: Master, factors: tuning.Factors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1 MB is nearly as fast as 8 MB: a model cannot tell them apart, and processors like it small."""
-    model = tuning.model_of("meshjoin", master, factors)
+    """Rates that no model can tell apart are no reason to ask for a buffer of another size."""
+    default = tuning.model_of("meshjoin", master, factors).default_buffer(64_000_000)
     known = Iteration(tuples=1e6, hits=0.0, seconds={"c_I/O": 1.0}, memory={})
 
-    def iteration(_: int, disk_buffer: int) -> Iteration:
-        return replace(known, tuples=1e6 * np.interp(disk_buffer, [0, 1e6, 8e6], [0.5, 0.99, 1.0]))
+    def iteration(_: MeshModel, __: int, disk_buffer: int) -> Iteration:
+        tuples = 1e6 * np.interp(disk_buffer, [0, default, 2 * default, 4 * default], [0.5, 1.0, largest, 0.9])
+        return replace(known, tuples=float(tuples), parameters={"disk_buffer": disk_buffer})
 
-    monkeypatch.setattr(model, "iteration", iteration)
-    monkeypatch.setattr(model, "largest_buffer", lambda _: 8_000_000)
-    found = best_buffer(model, 100_000_000)
-    assert 0.9e6 < found < 2e6
-    assert best_buffer(model, 100_000_000, near=found) < 2e6
+    monkeypatch.setattr(MeshModel, "iteration", iteration)
+    monkeypatch.setattr(MeshModel, "largest_buffer", lambda *_: 4 * default)
+    plan = tuning.plan("meshjoin", master, factors, memory=64_000_000)
+    expected = {"default": 1.0, "best": 2.0}[taken]
+    assert plan.parameters["disk_buffer"] / default == pytest.approx(expected, rel=0.1)
+    assert plan.loss == pytest.approx(1 - 1 / largest, abs=0.01)
 
 
 def test_semi_joins_cost_less_than_inner_joins(master: Master, factors: tuning.Factors) -> None:

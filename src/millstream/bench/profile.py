@@ -10,7 +10,7 @@ from inspect import isfunction
 from typing import Any
 
 from ..joins import cache, locate, policy, waiting
-from ..kernels import cache_table, keys, membership, pages, segments, stream_table
+from ..kernels import cache_table, flat, keys, membership, pages, segments, stream_table
 from ..master import reader
 
 _DISK, _MAP, _LOOKUP = "disk", "checksum and map", "look-up"
@@ -36,7 +36,8 @@ TARGETS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     (_LOOKUP, locate.SparseLocator, ("segments",)),
     (_LOOKUP, membership, ("test_keys",)),
     (_LOOKUP, keys.KeyCodec, ("codes",)),
-    (_GATHER, pages.Gathering, ("__init__", "columns")),
+    (_GATHER, pages.NestedGathering, ("__init__", "columns")),
+    (_GATHER, flat.FlatGathering, ("__init__", "columns")),
     (_WAITING, waiting.WaitingRows, _methods(waiting.WaitingRows)),
     (_CACHE, cache.MasterCache, _methods(cache.MasterCache, but=("probe",))),
     (_CACHE, policy.CachePolicy, _methods(policy.CachePolicy)),

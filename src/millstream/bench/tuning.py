@@ -11,6 +11,7 @@ from typing import NamedTuple
 from .. import tuning
 from ..master import Master
 from ..tuning.models import Model
+from ..tuning.planning import best_buffer
 from ..units import format_bytes
 from ..workloads import Workload
 from .data import Data
@@ -261,9 +262,9 @@ class Bench:
 
     def pair(self, algorithm: str, memory: int) -> Pair:
         """Measure the default and the optimum disk buffer by turns."""
-        plan = self._plan(algorithm, memory=memory)
-        assert plan.default_buffer is not None
-        both = [Setting(algorithm, memory, size) for size in (plan.default_buffer, plan.parameters["disk_buffer"])]
+        model = self.model(algorithm)
+        sizes = model.default_buffer(memory), best_buffer(model, memory)
+        both = [Setting(algorithm, memory, size) for size in sizes]
         (default, best), rates = self.by_turns(both)
         losses = [1 - default / best for default, best in rates] if both[0] != both[1] else [0.0]
         return Pair(default, best, losses)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from ..kernels import gather
 from ..kernels.cache_table import ENTRY_BYTES, CacheTable
@@ -52,7 +51,6 @@ class MasterCache:
     ) -> None:
         self.pages = pages
         self.columns = list(columns)
-        self.schema = pa.schema([pages.layout.schema.field(i) for i in self.columns])
         self.ledger = ledger
         self.component = component
         self.table = CacheTable(max(16, capacity))
@@ -112,8 +110,7 @@ class MasterCache:
 
     def _store(self, plan: Gathering) -> _Page:
         self.ledger.add(self.component, plan.nbytes)
-        batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.schema) if self.columns else None
-        number = self.pages.add_columns(batch, self.columns)
+        number = self.pages.keep(plan)
         size = plan.retained + PAGE_OVERHEAD
         page = _Page(number, size, np.empty(0, dtype=np.int32))
         self.order.append(page)

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from ..kernels.pages import PageTable
 from ..master.cycle import Piece
@@ -52,7 +51,6 @@ class ChosenValues:
     def __init__(self, pages: PageTable, columns: Sequence[int], ledger: Ledger, *, places: int, limit: int) -> None:
         self.pages = pages
         self.columns = list(columns)
-        self.schema = pa.schema([pages.layout.schema.field(i) for i in self.columns])
         self.ledger = ledger
         self.limit = limit
         self.places = places
@@ -106,8 +104,7 @@ class ChosenValues:
             return
         self.ledger.add(COMPONENT, size)
         self._size += size
-        batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.schema) if self.columns else None
-        page = self.pages.add_columns(batch, self.columns)
+        page = self.pages.keep(plan)
         self._numbers.append(page)
         self._codes.append(codes)
         self._refs.append(np.arange(len(refs), dtype=np.int64) + (page << 32))

@@ -181,8 +181,7 @@ class SemiStreamBalancedJoin(ScanJoin):
         size = plan.nbytes + PAGE_OVERHEAD
         if good.any() and size <= self.ledger.free // 2:
             self.ledger.add("switched rows", size)
-            batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.cache.schema) if self.kept else None
-            page = self.pages.add_columns(batch, self.kept)
+            page = self.pages.keep(plan)
             limit = self.cache.bytes + self.ledger.free
             self.cache.admit(group.keys[good], begin[good] + (page << 32), counts[good], group.counts[good], limit)
             self.pages.release(page)

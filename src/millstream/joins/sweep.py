@@ -1,6 +1,6 @@
 """The waiting rows of `auto`: kept by range of keys, and the ranges resolved in turn.
 
-Rows that have just come are staged as they are; when there are enough of them they are settled, sorted by key into the
+Rows that have just come are staged as they are; as the memory fills up they are settled, sorted by key into the
 ranges. When the memory is full one range is resolved and makes room for rows of all ranges, so the memory stays full
 while the sweep goes round R. A round of k ranges then resolves 2k / (k + 1) times as many rows as fit into the memory,
 where filling it up and emptying it at once would resolve as many as fit.
@@ -16,7 +16,6 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from ..kernels.pages import Gathering, PageTable
 from .ledger import Ledger
@@ -26,7 +25,8 @@ KEY_BYTES = 8
 SORT_BYTES = 16  # of putting keys in order
 RANGES = 8
 LEAST_SETTLED = 64  # rows for each range
-STAGED = 16  # a sixteenth of the room for all rows may be staged
+STAGED = 16  # a sixteenth of the room for all rows may be staged,
+FILLING = 0.75  # when so much of it is taken: rows that are flushed before need no ranges
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SweptRows:
 
     def add(self, refs: np.ndarray, keys: np.ndarray, limit: int) -> int:
         """Copy in as many rows as fit into `limit` bytes of pages and into the ledger; how many."""
-        if len(self.ranges) > 1 and STAGED * self._staged_bytes > limit:
+        if len(self.ranges) > 1 and self.bytes > FILLING * limit and STAGED * self._staged_bytes > limit:
             self._settle()
         rows = len(refs)
         while rows:
@@ -93,7 +93,7 @@ class SweptRows:
 
     def _page(self, plan: Gathering, keys: np.ndarray, per_row: int) -> WaitingPage:
         self.ledger.add(self.component, plan.nbytes)
-        number = self.stream.add(pa.RecordBatch.from_arrays(plan.columns(), schema=self.stream.layout.schema))
+        number = self.stream.keep(plan)
         size = plan.retained + PAGE_OVERHEAD + len(keys) * (KEY_BYTES + per_row)
         self.ledger.add(self.component, size - plan.nbytes)
         self.bytes += size

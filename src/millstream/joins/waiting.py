@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 
 from ..kernels.pages import Gathering, PageTable
 from ..kernels.stream_table import StreamTable
@@ -55,8 +54,7 @@ class WaitingRows:
 
     def _page(self, plan: Gathering) -> int:
         self.ledger.add(self.component, plan.nbytes)
-        batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.stream.layout.schema)
-        page = self.stream.add(batch)
+        page = self.stream.keep(plan)
         size = plan.retained + PAGE_OVERHEAD
         self.live[page] = len(plan.refs)
         self.size[page] = size

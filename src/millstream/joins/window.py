@@ -13,7 +13,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow as pa
 
 from ..errors import BudgetTooSmall
 from ..kernels.pages import PageTable
@@ -99,7 +98,7 @@ class Window:
         if rows <= 0:
             return 0
         self.ledger.add(self.component, plan.nbytes)
-        page = self.stream.add(pa.RecordBatch.from_arrays(plan.columns(), schema=self.stream.layout.schema))
+        page = self.stream.keep(plan)
         size = plan.retained + PAGE_OVERHEAD
         self.ledger.add(self.component, size - plan.nbytes)
         self.bytes += size
@@ -178,7 +177,6 @@ class HeldResults:
     def __init__(self, pages: PageTable, columns: list[int], ledger: Ledger, *, component: str = "results") -> None:
         self.pages = pages
         self.columns = columns
-        self.schema = pa.schema([pages.layout.schema.field(i) for i in columns])
         self.ledger = ledger
         self.component = component
         self.blocks: list[_Block] = []
@@ -196,8 +194,7 @@ class HeldResults:
                 least=least,
             )
         self.ledger.add(self.component, size)
-        batch = pa.RecordBatch.from_arrays(plan.columns(), schema=self.schema) if self.columns else None
-        page = self.pages.add_columns(batch, self.columns)
+        page = self.pages.keep(plan)
         kept = plan.retained + PAGE_OVERHEAD + 16 * len(right)
         self.ledger.add(self.component, kept - size)
         refs = np.arange(len(right), dtype=np.int64) + (page << 32)

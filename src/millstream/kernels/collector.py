@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
+from .flat import FIRST, KIND, OF_BITS, OF_BYTES, OF_FIXED, WIDTH, flat, specification
 from .gather import gather_bytes, gather_fixed, gather_lengths
-from .layout import BITS, FIXED, VARLEN, Layout
+from .layout import BITS, VARLEN, Layout
 from .memory import load_u8, store_i32, store_i64, store_u8
 from .pages import PageTable
 
@@ -21,15 +22,12 @@ ROW_MASK = 0xFFFFFFFF
 LENGTH = 24.0  # of a value, before any is seen
 ROOM = 1.3  # for values that are longer than they were
 
-_KIND, _FIRST, _WIDTH = range(3)
 _VALID, _DATA, _BYTES, _ROOM, _USED, _NULLS = range(6)
-_OF_FIXED, _OF_BITS, _OF_BYTES = range(3)
-_KINDS = {FIXED: _OF_FIXED, BITS: _OF_BITS, VARLEN: _OF_BYTES}
 
 
 def collectable(layout: Layout, columns: Sequence[int]) -> bool:
     """Whether rows of these columns can be collected: none is nested."""
-    return all(layout.columns[i].kind in _KINDS for i in columns)
+    return flat([layout.columns[i] for i in columns])
 
 
 class Collector:
@@ -43,8 +41,7 @@ class Collector:
         self.pages = pages
         self.nodes = [pages.layout.columns[i] for i in columns]
         self.rows = self.capacity = 0
-        self._spec = np.array([(_KINDS[node.kind], node.first, node.width) for node in self.nodes], dtype=np.int64)
-        self._spec = self._spec.reshape(len(self.nodes), 3)
+        self._spec = specification(self.nodes)
         self._texts = any(node.kind == VARLEN for node in self.nodes)
         self._lengths = [LENGTH if node.kind == VARLEN else 0.0 for node in self.nodes]
         self._state = np.zeros((len(self.nodes), 6), dtype=np.int64)
@@ -108,10 +105,10 @@ class Collector:
 def _fitting(table, refs, spec, state, rows):
     n = min(rows, refs.shape[0])
     for c in range(spec.shape[0]):
-        if spec[c, _KIND] == _OF_BYTES:
+        if spec[c, KIND] == OF_BYTES:
             room = state[c, _ROOM] - state[c, _USED]
             starts, ends = np.empty(n, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
-            if gather_lengths(table, spec[c, _FIRST] + 1, spec[c, _WIDTH], refs[:n], starts, ends) > room:
+            if gather_lengths(table, spec[c, FIRST] + 1, spec[c, WIDTH], refs[:n], starts, ends) > room:
                 n = max(0, np.searchsorted(ends, room, side="right") - 1)
     return n
 
@@ -121,25 +118,25 @@ def _append(table, refs, spec, state, at, room):
     n = min(room, refs.shape[0])
     texts = 0
     for c in range(spec.shape[0]):
-        texts += spec[c, _KIND] == _OF_BYTES
+        texts += spec[c, KIND] == OF_BYTES
     starts, ends = np.empty((texts, n), dtype=np.int64), np.empty((texts, n + 1), dtype=np.int64)
     texts = 0
     for c in range(spec.shape[0]):
-        if spec[c, _KIND] == _OF_BYTES:
+        if spec[c, KIND] == OF_BYTES:
             left = state[c, _ROOM] - state[c, _USED]
-            first, width = spec[c, _FIRST] + 1, spec[c, _WIDTH]
+            first, width = spec[c, FIRST] + 1, spec[c, WIDTH]
             if gather_lengths(table, first, width, refs[:n], starts[texts, :n], ends[texts, : n + 1]) > left:
                 n = max(0, np.searchsorted(ends[texts, : n + 1], left, side="right") - 1)
             texts += 1
     refs = refs[:n]
     texts = 0
     for c in range(spec.shape[0]):
-        first = spec[c, _FIRST]
-        width = spec[c, _WIDTH]
+        first = spec[c, FIRST]
+        width = spec[c, WIDTH]
         state[c, _NULLS] += _valid_bytes(table, first, refs, state[c, _VALID] + at)
-        if spec[c, _KIND] == _OF_FIXED:
+        if spec[c, KIND] == OF_FIXED:
             gather_fixed(table, first + 1, width, refs, state[c, _DATA] + at * width)
-        elif spec[c, _KIND] == _OF_BITS:
+        elif spec[c, KIND] == OF_BITS:
             _bit_bytes(table, first + 1, refs, state[c, _DATA] + at)
         else:
             used = state[c, _USED]

@@ -27,8 +27,8 @@ AHEAD = 16  # rows that are on their way to the processor while others are copie
 
 
 @njit(cache=True, nogil=True)
-def gather_validity(table, buffer, refs, bits):
-    """Set the bit of every row that is there and not NULL; the number of the others."""
+def gather_validity(table, buffer, refs, out):
+    """Set the bit, from the address `out` on, of every row that is there and not NULL; the number of the others."""
     nulls = 0
     n = refs.shape[0]
     for byte in range((n + 7) >> 3):
@@ -43,13 +43,13 @@ def gather_validity(table, buffer, refs, bits):
                 valid = 1 if address == 0 else (load_u8(address + (row >> 3)) >> (row & 7)) & 1
             word |= valid << bit
             nulls += 1 - valid
-        bits[byte] = word
+        store_u8(out + byte, word)
     return nulls
 
 
 @njit(cache=True, nogil=True)
-def gather_bits(table, buffer, refs, bits):
-    """Collect boolean values."""
+def gather_bits(table, buffer, refs, out):
+    """Collect boolean values to the address `out`."""
     n = refs.shape[0]
     for byte in range((n + 7) >> 3):
         word = 0
@@ -58,7 +58,7 @@ def gather_bits(table, buffer, refs, bits):
             if ref >= 0:
                 row = ref & ROW_MASK
                 word |= ((load_u8(table[ref >> 32, buffer] + (row >> 3)) >> (row & 7)) & 1) << bit
-        bits[byte] = word
+        store_u8(out + byte, word)
 
 
 @njit(inline="always")

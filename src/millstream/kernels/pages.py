@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from . import gather
+from .flat import FlatColumns, FlatGathering, flat
 from .layout import BITS, FIXED, LIST, NULL, REPEAT, STRUCT, VARLEN, Layout, Node
 
 
@@ -47,6 +48,7 @@ class PageTable:
         self.addresses = np.zeros((16, max(1, layout.buffers)), dtype=np.int64)
         self.owners: list[object | None] = []
         self.free: list[int] = []
+        self._flat: dict[tuple[int, ...], FlatColumns | None] = {}
 
     def __len__(self) -> int:
         return len(self.owners) - len(self.free)
@@ -74,13 +76,12 @@ class PageTable:
             at = _write_addresses(node, column, row, at)
         return page
 
-    def add_columns(self, batch: pa.RecordBatch | None, columns: Sequence[int]) -> int:
-        """Make a page that holds only some columns; the others must not be asked for."""
-        page = self.reserve(batch)
+    def keep(self, rows: Gathering) -> int:
+        """Collect rows and make a page of them; columns that they do not have must not be asked for."""
+        page = self.reserve(None)
         row = self.addresses[page]
         row[:] = 0
-        for i, column in zip(columns, batch.columns if batch is not None else [], strict=True):
-            _write_addresses(self.layout.columns[i], column, row, self.layout.columns[i].first)
+        self.owners[page] = rows.store(row)
         return page
 
     def fill(self, page: int, batch: pa.RecordBatch, columns: Sequence[int]) -> None:
@@ -95,7 +96,14 @@ class PageTable:
 
     def measure(self, refs: np.ndarray, columns: Sequence[int]) -> Gathering:
         """Prepare to collect rows: how many bytes the result takes is known before it is allocated."""
-        return Gathering(self, refs, columns)
+        wanted = tuple(columns)
+        if wanted not in self._flat:
+            nodes = [self.layout.columns[i] for i in wanted]
+            self._flat[wanted] = FlatColumns(nodes) if flat(nodes) else None
+        found = self._flat[wanted]
+        if found is None:
+            return NestedGathering(self, refs, wanted)
+        return FlatGathering(self.addresses, refs, found)
 
 
 def _write_addresses(node: Node, array: pa.Array, row: np.ndarray, at: int) -> int:
@@ -125,8 +133,8 @@ def _entry_fields(type_: pa.MapType) -> list[pa.Field]:
     return [pa.field("key", type_.key_type, nullable=False), type_.item_field]
 
 
-class Gathering:
-    """Rows about to be collected: `nbytes` is what that takes at its height, `retained` what the columns then hold."""
+class NestedGathering:
+    """The same as `FlatGathering`, for any columns, one after the other."""
 
     def __init__(self, pages: PageTable, refs: np.ndarray, columns: Sequence[int]) -> None:
         self.table = pages.addresses
@@ -177,6 +185,13 @@ class Gathering:
         self._passing += starts.nbytes + (ends.nbytes if node.width == 4 else (n + 1) * node.width)
         return starts, ends, total
 
+    def store(self, row: np.ndarray) -> object:
+        """Collect the rows as a page: its addresses go to `row`, and whoever keeps the result keeps them valid."""
+        arrays = self.columns()
+        for node, array in zip(self.nodes, arrays, strict=True):
+            _write_addresses(node, array, row, node.first)
+        return arrays
+
     def columns(self) -> list[pa.Array]:
         """The collected columns, in buffers of their own."""
         return [self._fill(node, self.refs, plan) for node, plan in zip(self.nodes, self.plans, strict=True)]
@@ -186,7 +201,7 @@ class Gathering:
         if node.kind == NULL:
             return pa.nulls(n)
         validity = np.empty((n + 7) // 8, dtype=np.uint8)
-        nulls = gather.gather_validity(self.table, node.first, refs, validity)
+        nulls = gather.gather_validity(self.table, node.first, refs, validity.ctypes.data)
         bits = pa.py_buffer(validity) if nulls else None
         if node.kind == FIXED:
             data = np.empty(n * node.width, dtype=np.uint8)
@@ -194,7 +209,7 @@ class Gathering:
             return pa.Array.from_buffers(node.type, n, [bits, pa.py_buffer(data)], nulls)
         if node.kind == BITS:
             data = np.empty((n + 7) // 8, dtype=np.uint8)
-            gather.gather_bits(self.table, node.first + 1, refs, data)
+            gather.gather_bits(self.table, node.first + 1, refs, data.ctypes.data)
             return pa.Array.from_buffers(node.type, n, [bits, pa.py_buffer(data)], nulls)
         if node.kind == VARLEN:
             starts, ends = plan
@@ -215,3 +230,6 @@ class Gathering:
 
 def _offsets(ends: np.ndarray, width: int) -> pa.Buffer:
     return pa.py_buffer(ends if width == 8 else ends.astype(np.int32))
+
+
+Gathering = FlatGathering | NestedGathering

@@ -17,10 +17,11 @@ from .models import Iteration, Model
 from .setting import Setting
 from .skew import estimate_skew
 
+MEASURED = 1.25  # times the largest disk buffer that is worth a look: what is predicted there is still near
 WALK = 12  # steps, each to twice or half the size at most
 GRID = 14  # disk buffers that are looked at first
 REFINEMENTS = 2
-ALIKE = 0.98  # of the highest rate predicted: the smallest disk buffer with as much is taken
+ALIKE = 0.98  # of the highest rate predicted: no model can tell such rates apart
 MEMORY_PRECISION = 0.004
 COARSE, FINE = 1.25, 1.03  # from one memory that is looked at to the next
 
@@ -31,7 +32,8 @@ class Plan:
 
     `rate` is mu, the tuples a second that are predicted; `c_loop` the seconds of an iteration by term, `tuples` those
     that it processes, `hits` the share of them that memory serves. `default_buffer` is the disk buffer that needs no
-    tuning, `default_rate` what is predicted with it, `loss` how much that is below the optimum.
+    tuning, which the plan has too unless another is clearly better; `default_rate` is what is predicted with it,
+    `best_rate` with the best one, `loss` the distance between them.
     """
 
     algorithm: str
@@ -46,12 +48,15 @@ class Plan:
     how: str
     default_buffer: int | None = None
     default_rate: float | None = None
+    best_rate: float | None = None
     asked_rate: float | None = field(default=None)
 
     @property
     def loss(self) -> float:
         """How far the default disk buffer falls behind the optimum, as a share."""
-        return 0.0 if self.default_rate is None else max(0.0, 1 - self.default_rate / self.rate)
+        if self.default_rate is None or self.best_rate is None:
+            return 0.0
+        return max(0.0, 1 - self.default_rate / self.best_rate)
 
 
 def plan(
@@ -92,11 +97,7 @@ def model_of(algorithm: str, master: Master, factors: Factors | None, *, skew: A
 
 
 def best_buffer(model: Model, memory: int, near: int | None = None) -> int:
-    """The smallest disk buffer with about the highest rate. `near` is one that is known to be about right.
-
-    No model can tell rates that are so close, and what is read into a smaller buffer is more often still in the
-    processor's caches when it is joined.
-    """
+    """The disk buffer with the highest rate. `near` is one that is known to be about right."""
     if not model.has_buffer:
         return model.least_buffer
     least, most = model.least_buffer, model.largest_buffer(memory)
@@ -124,14 +125,24 @@ def best_buffer(model: Model, memory: int, near: int | None = None) -> int:
         grid = np.geomspace(grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)], 5)
     for buffer in grid:
         rate(buffer)
-    enough = ALIKE * max(known.values())
-    return min(size for size, found in known.items() if found >= enough)
+    return max(known, key=known.__getitem__)
+
+
+def chosen_buffer(model: Model, memory: int, best: int) -> int:
+    """The disk buffer that a plan has: the default one, unless that is far from what was measured or the `best` is
+    clearly better.
+    """
+    default = model.default_buffer(memory)
+    if not model.has_buffer or default > MEASURED * model.largest_buffer(memory):
+        return best
+    enough = ALIKE * model.iteration(memory, best).rate
+    return default if model.iteration(memory, default).rate >= enough else best
 
 
 def _made(algorithm: str, model: Model, memory: int, asked: float | None = None) -> Plan:
     model.iteration(memory, model.least_buffer)  # refuses a memory that is too small
-    buffer = best_buffer(model, memory)
-    found: Iteration = model.iteration(memory, buffer)
+    best = best_buffer(model, memory)
+    found: Iteration = model.iteration(memory, chosen_buffer(model, memory, best))
     default = model.default_buffer(memory) if model.has_buffer else None
     default_rate = None
     if default is not None:
@@ -149,6 +160,7 @@ def _made(algorithm: str, model: Model, memory: int, asked: float | None = None)
         how=model.setting.how,
         default_buffer=default,
         default_rate=default_rate,
+        best_rate=model.iteration(memory, best).rate if model.has_buffer else None,
         asked_rate=asked,
     )
 
@@ -165,7 +177,7 @@ def _least_memory(algorithm: str, model: Model, rate: float) -> int:
     def reached(memory: int) -> float:
         nonlocal near, highest
         near = best_buffer(model, memory, near)
-        found = model.iteration(memory, near).rate
+        found = model.iteration(memory, chosen_buffer(model, memory, near)).rate
         highest = max(highest, found)
         return found
 
