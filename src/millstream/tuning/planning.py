@@ -132,8 +132,10 @@ def chosen_buffer(model: Model, memory: int, best: int) -> int:
     """The disk buffer that a plan has: the default one, unless that is far from what was measured or the `best` is
     clearly better.
     """
+    if not model.has_buffer:
+        return best
     default = model.default_buffer(memory)
-    if not model.has_buffer or default > MEASURED * model.largest_buffer(memory):
+    if default > MEASURED * model.largest_buffer(memory):
         return best
     enough = ALIKE * model.iteration(memory, best).rate
     return default if model.iteration(memory, default).rate >= enough else best
