@@ -21,7 +21,7 @@ MEASURED = 1.25  # times the largest disk buffer that is worth a look: what is p
 WALK = 12  # steps, each to twice or half the size at most
 GRID = 14  # disk buffers that are looked at first
 REFINEMENTS = 2
-ALIKE = 0.98  # of the highest rate predicted: no model can tell such rates apart
+ALIKE = 0.97  # of the highest rate predicted: no model can tell such rates apart
 MEMORY_PRECISION = 0.004
 COARSE, FINE = 1.25, 1.03  # from one memory that is looked at to the next
 
