@@ -24,7 +24,7 @@ from ..kernels.keys import KeyCodec
 from .files import Store
 from .manifest import HASH_COLUMN, Layout, Part
 from .part_files import PAGE
-from .row_sizes import flat, row_bytes
+from .row_sizes import nested, row_bytes
 
 HEAVIEST = 16
 PADDING = 16  # at most a sixteenth of a segment
@@ -347,7 +347,7 @@ class PartWriter:
             "part": asdict(self.file.close(self.number, self.filter.finish() if self.filter else None)),
             "distinct_keys": self._distinct,
             "max_key_rows": self._max_key_rows,
-            "max_row_bytes": self._max_row_bytes if flat(self.schema) else self.file.largest,
+            "max_row_bytes": self.file.largest if nested(self.schema) else self._max_row_bytes,
             "max_segment_bytes": self.file.largest,
             "heaviest": sorted(((key, rows) for rows, key in self._heaviest), key=lambda pair: -pair[1]),
             "nulls": asdict(self.nulls.close(self.number, None)) if self.nulls else None,

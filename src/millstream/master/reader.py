@@ -196,8 +196,11 @@ class DiskBuffer:
         """Wait for the segments, checked and mapped: page number and rows of each."""
         fetched, wanted = self._fetched, self._wanted
         assert fetched is not None
-        pending, self._pending = self._pending, []
-        faults = [future.result() for future in pending] if pending else [self.reader.fetch_now(fetched)]
+        if self._pending:
+            faults = [future.result() for future in self._pending]
+            self._pending = []  # not before all have ended: the next `start` waits for what is left of a failure
+        else:
+            faults = [self.reader.fetch_now(fetched)]
         for bad, why in faults:
             if bad >= 0:
                 raise self.reader.fault(int(wanted[bad]), why)

@@ -21,9 +21,9 @@ def row_bytes(batch: pa.RecordBatch) -> np.ndarray:
     return sizes
 
 
-def flat(schema: pa.Schema) -> bool:
-    """Whether no column is nested."""
-    return not any(node.children for node in Layout.of(schema).columns)
+def nested(schema: pa.Schema) -> bool:
+    """Whether a column has others inside."""
+    return any(node.children for node in Layout.of(schema).columns)
 
 
 def _ends(node: Node, array: pa.Array) -> np.ndarray:
