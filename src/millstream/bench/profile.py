@@ -13,9 +13,9 @@ from ..joins import cache, locate, policy, waiting
 from ..kernels import cache_table, flat, keys, membership, pages, segments, stream_table
 from ..master import reader
 
-_READ, _LOOKUP = "read, check and map", "look-up"
+_DISK, _LOOKUP = "disk", "look-up"  # what is read is checked and mapped in the same call
 _GATHER, _WAITING, _CACHE, _REST = "gather and output", "waiting rows", "cache upkeep", "rest"
-KINDS = (_READ, _LOOKUP, _GATHER, _WAITING, _CACHE, _REST)
+KINDS = (_DISK, _LOOKUP, _GATHER, _WAITING, _CACHE, _REST)
 
 
 def _methods(owner: type, *, but: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -27,9 +27,9 @@ def _methods(owner: type, *, but: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 # kind of work, module or class, functions in it
 TARGETS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
-    (_READ, reader.DiskBuffer, ("start", "finish")),
-    (_READ, reader.SegmentReader, ("read",)),
-    (_READ, segments, ("map_segments",)),
+    (_DISK, reader.DiskBuffer, ("start", "finish")),
+    (_DISK, reader.SegmentReader, ("read",)),
+    (_DISK, segments, ("map_segments",)),
     (_LOOKUP, segments, ("find_keys", "group_pages")),
     (_LOOKUP, cache_table.CacheTable, ("probe",)),
     (_LOOKUP, stream_table.StreamTable, ("count", "remove", "oldest")),
