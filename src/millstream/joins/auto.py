@@ -27,25 +27,22 @@ Legend: waiting = H_S without a hash table (sorted instead), wave = D_B, hits = 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from ..kernels import segments as kernel
 from ..kernels.cache_table import CacheTable
 from ..master import Master
-from ..master.reader import DiskBuffer
 from .base import LEAST_SLICE, Operator
 from .cache import MasterCache, entry_bytes
 from .policy import CachePolicy
 from .sweep import RANGES, SweptRows, WaitingPage
+from .waves import RowRoom, RowWaves, SegmentWaves, Wave, Waves, segment_room
 
 STRETCH_BYTES = 96  # of locating and joining for each row of a stretch
 LEAST_WAITING = 32 * 1024
-WAVE = 8 << 20
 STRETCH = 1 << 17  # sorted rows that are located at once
 ROOMY = 0.12  # a cache for this share of R's keys is filled with all rows that are read, asked for or not,
 FILLED = 0.85  # up to this share of its memory: what was never asked for is the first to go
@@ -62,13 +59,11 @@ class AutoJoin(Operator):
 
     def _start(self) -> None:
         master = self.master
-        wave = self.least_disk_buffer(master) + min(WAVE, self.spare // 12)
-        double = 2 * (wave + 4096) < self.ledger.free // 3
-        self.buffers = [DiskBuffer(self.reader, self.pages, wave) for _ in range(2 if double else 1)]
-        self.ledger.book("disk buffer", sum(buffer.nbytes for buffer in self.buffers))
         assert self.plan is not None
         verified = [self.pages.layout.schema.get_field_index(name) for name in master.key] if self.comparison else []
         kept = sorted({*self.plan.brought, *verified})
+        self.waves = self._make_waves(kept)
+        self.ledger.book("disk buffer", self.waves.nbytes)
         share = self.ledger.free - self.spare // 12
         statistics = master.statistics
         row_bytes = _kept_bytes(master, kept)
@@ -82,8 +77,17 @@ class AutoJoin(Operator):
         self.stretch = LEAST_SLICE + min(STRETCH, self.spare // (32 * STRETCH_BYTES))
         self.ledger.book("stretch", self.stretch * STRETCH_BYTES)
         self._share = self.ledger.free
-        self._reading = 0.0
         self.waiting = SweptRows(self.stream, self.ledger, self._bounds())
+
+    def _make_waves(self, kept: Sequence[int]) -> Waves:
+        """What reads rows with these columns."""
+        room = RowRoom.of(self.master, kept, self.spare)
+        if room is not None:
+            return RowWaves(self.reader, self.pages, kept, self.stats, key=self.key_node, room=room)
+        size, number = segment_room(self.master, self.spare, self.ledger.free)
+        return SegmentWaves(
+            self.reader, self.pages, self.locator, self.stats, key=self.key_node, size=size, number=number
+        )
 
     def _bounds(self) -> np.ndarray:
         """Where the ranges of keys begin that are swept in turn: none if R is small."""
@@ -133,17 +137,23 @@ class AutoJoin(Operator):
     # -- resolution --------------------------------------------------------------------------------------------
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
-        size, segments, self._reading, rows = self.waiting.bytes, self.stats.segments_read, 0.0, self.waiting.rows
+        size, segments, seconds, rows = (
+            self.waiting.bytes,
+            self.stats.segments_read,
+            self.waves.seconds,
+            self.waiting.rows,
+        )
         for pages in self.waiting.take_all():
             yield from self._pass(pages)
-        self._end_pass(rows, size, segments, full=False)
+        self._end_pass(rows, size, segments, seconds, full=False)
 
     def _sweep(self) -> Iterator[pa.RecordBatch]:
         """Resolve the next range of keys, because the waiting rows have no room."""
-        segments, self._reading = self.stats.segments_read, 0.0
+        segments, seconds = self.stats.segments_read, self.waves.seconds
         pages = self.waiting.take()
         yield from self._pass(pages)
-        self._end_pass(sum(len(page.keys) for page in pages), sum(page.size for page in pages), segments, full=True)
+        rows, size = sum(len(page.keys) for page in pages), sum(page.size for page in pages)
+        self._end_pass(rows, size, segments, seconds, full=True)
 
     def _pass(self, pages: list[WaitingPage]) -> Iterator[pa.RecordBatch]:
         """Resolve the rows of some pages, in the order of their keys."""
@@ -160,14 +170,16 @@ class AutoJoin(Operator):
             start += len(stretch)
         self.waiting.release(pages)
 
-    def _end_pass(self, rows: int, size: int, segments: int, *, full: bool) -> None:
-        """Let the policy learn from what was just read, and give the cache the room that it now has."""
+    def _end_pass(self, rows: int, size: int, segments: int, seconds: float, *, full: bool) -> None:
+        """Let the policy learn from a pass that began after so many segments and seconds of reading, and give the
+        cache the room that it now has.
+        """
         self.policy.end_pass(
             rows=rows,
             size=size,
             share=self._share,
             segments=self.stats.segments_read - segments,
-            seconds=self._reading,
+            seconds=self.waves.seconds - seconds,
             full=full,
         )
         self.cache.shrink(self._cache_limit())
@@ -184,55 +196,25 @@ class AutoJoin(Operator):
         if absent:
             self._absent += absent
             yield from self._unmatched(refs[:absent])
-        for low, high, numbers, rows in self._waves(segments, lost):
-            group = slice(low, high)
-            which = np.searchsorted(self._wave, segments[group])
-            first, found = self.locator.rows(self.pages, keys[group], which, numbers, rows)
+        keys, counts, starts, segments = keys[lost:], counts[lost:], starts[lost:], segments[lost:]
+        for wave in self.waves.of(keys, segments, whole=self._keeps_all()):
+            group = slice(wave.low, wave.high)
             waiting = counts[group]
-            left = refs[starts[low] : starts[low] + int(waiting.sum())]
-            if int(found.min()) == 0:
-                self._absent += int(waiting[found == 0].sum())
-            yield from self._resolve(left, np.repeat(first, waiting), np.repeat(found, waiting))
-            self._keep(keys[group], first, found, waiting, numbers, rows)
+            left = refs[starts[wave.low] : starts[wave.low] + int(waiting.sum())]
+            if int(wave.found.min()) == 0:
+                self._absent += int(waiting[wave.found == 0].sum())
+            yield from self._resolve(left, np.repeat(wave.first, waiting), np.repeat(wave.found, waiting))
+            self._keep(keys[group], waiting, wave)
 
-    def _waves(self, segments: np.ndarray, start: int) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-        """Read the segments of sorted keys wave by wave: range of keys, page and rows of each segment of `_wave`."""
-        wanted = segments[start:]
-        wanted = wanted[np.concatenate(([True], wanted[1:] != wanted[:-1]))] if len(wanted) else wanted
-        ahead: list[tuple[DiskBuffer, np.ndarray]] = []
-        at = 0
-        turn = 0
-        while at < len(wanted) or ahead:
-            while at < len(wanted) and len(ahead) < len(self.buffers):
-                buffer = self.buffers[turn % len(self.buffers)]
-                turn += 1
-                part = wanted[at : at + buffer.fit(wanted[at : at + buffer.most])]
-                buffer.start(part, in_flight=self.reader.in_flight if len(self.buffers) > 1 else 0)
-                ahead.append((buffer, part))
-                at += len(part)
-            buffer, self._wave = ahead.pop(0)
-            reads, size = buffer.reads, buffer.bytes_read
-            began = time.perf_counter()
-            numbers, rows = buffer.finish()
-            self._reading += time.perf_counter() - began
-            self.stats.disk_reads += buffer.reads - reads
-            self.stats.bytes_read += buffer.bytes_read - size
-            self.stats.segments_read += len(self._wave)
-            low, high = np.searchsorted(segments, (self._wave[0], self._wave[-1] + 1))
-            yield int(low), int(high), numbers, rows
+    def _keeps_all(self) -> bool:
+        """Whether all rows of the segments that are read go to the cache, asked for or not."""
+        return self.fits or (self.roomy and self.cache.bytes < FILLED * self._cache_limit())
 
-    def _keep(
-        self,
-        keys: np.ndarray,
-        first: np.ndarray,
-        found: np.ndarray,
-        waiting: np.ndarray,
-        numbers: np.ndarray,
-        rows: np.ndarray,
-    ) -> None:
+    def _keep(self, keys: np.ndarray, waiting: np.ndarray, wave: Wave) -> None:
         """Offer what was just read to the cache."""
+        first, found = wave.first, wave.found
         if self.fits:
-            self._keep_segments(numbers, rows, hits=1)
+            self._keep_all(*wave.groups(), hits=1)
             absent = found == 0
             keys, first, found, waiting = keys[absent], first[absent], found[absent], waiting[absent]
         limit = self._cache_limit()
@@ -240,23 +222,16 @@ class AutoJoin(Operator):
             self._share -= self.cache.grow(limit)  # rows are smaller than the statistics let expect
             limit = self._cache_limit()
         self.policy.offer(keys, first, found, waiting, limit)
-        if self.roomy and self.cache.bytes < FILLED * limit and self.cache.table.room > int(rows.sum()):
-            self._keep_segments(numbers, rows, hits=0)
+        if self.roomy and wave.whole and self._keeps_all():
+            self._keep_all(*wave.groups(), hits=0)
 
     def _cache_limit(self) -> int:
         """Bytes that the cache's pages may take now; a part stays free to clean pages in."""
         reserve = self.waiting.bytes if self.fits else max(self.waiting.bytes, self._waiting_share)
         return self._share - self._share // 20 - reserve
 
-    def _keep_segments(self, numbers: np.ndarray, rows: np.ndarray, *, hits: int) -> None:
-        """Cache all rows of segments, as if each had been asked for so often."""
-        node = self.key_node
-        total = int(rows.sum())
-        keys, first, counts = (np.empty(total, dtype=np.int64) for _ in range(3))
-        groups = kernel.group_pages(
-            self.pages.addresses, node.first + 1, node.width, numbers, rows, keys, first, counts
-        )
-        keys, first, counts = keys[:groups], first[:groups], counts[:groups]
+    def _keep_all(self, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, *, hits: int) -> None:
+        """Cache all rows of segments that are not there, as if each had been asked for so often."""
         _, known = self.cache.probe(keys)
         new = known < 0
         self.cache.admit(

@@ -149,14 +149,15 @@ def map_segment(start, length, row, expected):
 def map_segments(starts, lengths, checksums, counts, table, pages, buffers):
     """Check and map many segments; (first bad one, why) or (-1, OK)."""
     for i in range(starts.shape[0]):
-        why = _map_checked(starts[i], lengths[i], checksums[i], counts[i], table[pages[i]], buffers)
+        why = map_checked(starts[i], lengths[i], checksums[i], counts[i], table[pages[i]], buffers)
         if why != OK:
             return i, why
     return -1, OK
 
 
 @njit(inline="always")
-def _map_checked(start, length, checksum, count, row, buffers):
+def map_checked(start, length, checksum, count, row, buffers):
+    """Check a segment in memory and write the addresses of its buffers to `row`; what is wrong with it, or OK."""
     if np.uint32(block_checksum(start, np.int64(length)) & np.uint64(0xFFFFFFFF)) != checksum:
         return BAD_CHECKSUM
     return OK if map_segment(start, np.int64(length), row, buffers) == np.int64(count) else BAD_MESSAGE
@@ -174,7 +175,7 @@ def read_segments(files, offsets, lengths, slack, targets, first, starts, sizes,
         if read_runs(files[i : i + 1], offsets[i : i + 1], lengths[i : i + 1], slack, targets[i : i + 1]) >= 0:
             return first[i], SHORT_READ
         for s in range(first[i], first[i + 1]):
-            why = _map_checked(starts[s], sizes[s], checksums[s], counts[s], rows[s], buffers)
+            why = map_checked(starts[s], sizes[s], checksums[s], counts[s], rows[s], buffers)
             if why != OK:
                 return s, why
     return -1, OK

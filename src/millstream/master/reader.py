@@ -52,6 +52,11 @@ class SegmentReader(PartFiles):
         """Bytes between two segments that are read along rather than skipped."""
         return DIRECT_GAP if self.direct else GAP
 
+    def open_between(self, first: int, last: int) -> None:
+        """Open the files that have segments from `first` to `last`."""
+        low, high = np.searchsorted(self.index.part_start, (first, last), side="right") - 1
+        self._open_all(np.arange(low, high + 1))
+
     def runs(self, wanted: np.ndarray) -> Runs:
         """Group segment numbers in rising order into runs of bytes that are read at once."""
         index = self.index
@@ -156,8 +161,8 @@ class DiskBuffer:
         self._fetched: Fetched | None = None
         self._pending: list[Future[Fault]] = []
         self._average: float | None = None
-        self.reads = 0
-        self.bytes_read = 0
+        self.numbers = self.rows = np.empty(0, dtype=np.int64)  # page and rows of each segment that is there
+        self.reads = self.bytes_read = self.segments = 0
 
     @property
     def nbytes(self) -> int:
@@ -208,7 +213,9 @@ class DiskBuffer:
         self.pages.addresses[numbers] = self._rows[: len(wanted)]
         self.reads += len(fetched.runs.file)
         self.bytes_read += int(fetched.runs.length.sum())
-        return numbers, fetched.contents[2]
+        self.segments += len(wanted)
+        self.numbers, self.rows = numbers, fetched.contents[2]
+        return self.numbers, self.rows
 
     def release(self) -> None:
         """Give the memory back; pages that were loaded are gone."""

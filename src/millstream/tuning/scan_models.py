@@ -13,7 +13,7 @@ import numpy as np
 
 from ..joins.ameshjoin import AdaptiveMeshJoin
 from ..joins.auto import LEAST_WAITING as AUTO_WAITING
-from ..joins.auto import STRETCH, STRETCH_BYTES, WAVE, AutoJoin
+from ..joins.auto import STRETCH, STRETCH_BYTES, AutoJoin
 from ..joins.base import LEAST_SLICE, Operator
 from ..joins.cache import entry_bytes
 from ..joins.inlj import SLOT_OVERHEAD, IndexNestedLoopJoin
@@ -23,11 +23,13 @@ from ..joins.rmeshjoin import PARTITIONS, ReducedMeshJoin
 from ..joins.scanjoin import LEAST_BYTES, LEAST_ROWS, PACKET_BUDGET, ScanJoin
 from ..joins.ssbj import CACHE_SHARE, COLLECTED, SemiStreamBalancedJoin
 from ..joins.sweep import KEY_BYTES, RANGES, SORT_BYTES
+from ..joins.waves import RowRoom, segment_room
 from ..kernels.cache_table import CacheTable
 from ..kernels.sketch import FrequencySketch
 from ..kernels.window_table import WindowTable
 from ..master.cycle import SegmentCycle
 from ..master.cycle import buffers as number_of_buffers
+from ..master.row_buffer import PER_KEY, SLACK
 from .models import CacheModel, Iteration, Model, fewer
 from .popularity import Floats, recently_used
 from .setting import PAGE, Setting, Split, buffer_bytes
@@ -232,9 +234,7 @@ class SweepModel(Model):
         statistics = setting.master.statistics
         split = Split.of(self.operator, setting, memory)
         spare = memory - self.least_memory
-        wave = self.least_buffer + min(WAVE, spare // 12)
-        buffers = 2 if 2 * (wave + PAGE) < split.free // 3 else 1
-        split.book("disk buffer", buffers * buffer_bytes(wave))
+        rows_in_wave = self._book_waves(split, spare)
         share = split.free - spare // 12
         keys = statistics.distinct_keys + 16
         whole = 1.05 * statistics.rows * setting.kept_bytes + CacheTable.bytes_for(keys) + (2 << 20)
@@ -250,10 +250,21 @@ class SweepModel(Model):
             split.book("master cache", int(whole) - CacheTable.bytes_for(keys))
             split.book("stream table", split.free)
             return self._made(split, 1.0, 0.0, 0.0, 0.0)
-        found = [self._shared(split, waiting, wave, keys) for waiting in SHARES]
+        found = [self._shared(split, waiting, rows_in_wave, keys) for waiting in SHARES]
         return max(found, key=lambda one: one.rate)
 
-    def _shared(self, split: Split, waiting: float, wave: int, places: int) -> Iteration:
+    def _book_waves(self, split: Split, spare: int) -> float:
+        """Book the buffers that rows are read to; how many rows a wave has that are each in a segment of their own."""
+        setting = self.setting
+        room = RowRoom.of(setting.master, setting.kept, spare)
+        if room is not None:
+            split.book("disk buffer", room.nbytes)
+            return room.rows / (SLACK * setting.kept_bytes + PER_KEY)
+        size, number = segment_room(setting.master, spare, split.free)
+        split.book("disk buffer", number * buffer_bytes(size))
+        return size / setting.segment_bytes
+
+    def _shared(self, split: Split, waiting: float, wave: float, places: int) -> Iteration:
         """The steady state when waiting rows have that share of the memory."""
         setting = self.setting
         statistics = setting.master.statistics
@@ -271,7 +282,7 @@ class SweepModel(Model):
         touched = float((segments.number * -np.expm1(-rows * segments.share / missed)).sum())
         split.book("master cache", int((1 - waiting) * free))
         split.book("stream table", split.free)
-        waves = max(float(RANGES), touched * setting.segment_bytes / wave)
+        waves = max(float(RANGES), touched / wave)
         return self._made(split, hits, rows, touched, waves)
 
     def _made(self, split: Split, hits: float, rows: float, touched: float, waves: float) -> Iteration:

@@ -184,8 +184,7 @@ def sweeps(runs: Runs, seconds: float) -> None:
         watch.time(operator.waiting, "add", "auto miss", lambda _, taken: taken)
         watch.time(operator, "_pass", "auto miss")
         watch.time(operator, "_resolve", "output", lambda arguments, _: len(arguments[0]), inside="auto row")
-        for buffer in operator.buffers:
-            watch.time(buffer, "finish", "auto read", lambda _, found: len(found[0]))
+        watch.time(operator.waves, "finish", "auto read", lambda _, segments: segments)
         watch.reset()
         _sweep(operator, stream, 0.4 * seconds / len(todo))
         size = float(budget)

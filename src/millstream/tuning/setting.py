@@ -59,10 +59,15 @@ class Setting:
         return stream_row_bytes(stream_schema(self.master, self.factors.row_bytes))
 
     @cached_property
-    def kept_bytes(self) -> float:
-        """v_R: bytes of a tuple of R in a cache, which has the columns that are brought."""
+    def kept(self) -> list[int]:
+        """The columns of a tuple of R in a cache: those that are brought, and what is compared."""
         columns = {*self.brought, *(self.master.key if self.master.codec.hashed else [])}
-        share = len(columns) / max(1, len(self.master.stored_schema))
+        return sorted(self.master.stored_schema.get_field_index(name) for name in columns)
+
+    @cached_property
+    def kept_bytes(self) -> float:
+        """v_R: bytes of a tuple of R in a cache."""
+        share = len(self.kept) / max(1, len(self.master.stored_schema))
         return max(8.0, self.master.statistics.average_row_bytes * share)
 
     @property
