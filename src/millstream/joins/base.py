@@ -94,7 +94,7 @@ class Operator(ABC):
     @classmethod
     def output_and_slice(cls, master: Master, spare: int) -> tuple[int, int]:
         """Bytes for results, and stream rows that are in hand at a time, with so many bytes to spare."""
-        output = cls._least_output(master) + min(spare // cls.output_share, 8 << 20)
+        output = cls._least_output(master) + min(spare // cls.output_share, 2 << 20)
         return output, LEAST_SLICE + min(spare // (32 * WORK_BYTES), 16_384 - LEAST_SLICE)
 
     def _open(self, master: Master) -> None:
