@@ -137,7 +137,6 @@ class RowWaves(Waves):
             )
             for i in range(room.buffers)
         ]
-        self._rows_a_segment = max(1, int(reader.index.rows.max(initial=1)))
 
     @property
     def nbytes(self) -> int:
@@ -155,8 +154,8 @@ class RowWaves(Waves):
         while at < n or running:
             while idle and at < n:
                 buffer = idle.pop()
-                rows = buffer.capacity // (self._rows_a_segment if whole else 1)
-                high = min(n, at + max(1, min(rows, even)))
+                last = min(n, at + min(even, buffer.capacity)) - 1
+                high = int(np.searchsorted(segments, segments[last], side="right"))  # no segment is read twice
                 begin(buffer, at, high)
                 at = high
             buffer, low, high = running.popleft()

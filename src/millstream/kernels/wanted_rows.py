@@ -84,7 +84,6 @@ def fetch_wanted(
             if why != OK:
                 done[BAD], done[WHY] = s, why
                 return
-            done[SEGMENTS] += 1
             count = np.int64(rows[s])
             before = done[ROWS]
             if whole:
@@ -108,6 +107,7 @@ def fetch_wanted(
                 found[i] = high - low
                 low = high
                 i += 1
+            done[SEGMENTS] += not full
     done[KEYS] = i
     for c in range(spec.shape[0]):
         at = spec[c, FIRST]
