@@ -30,7 +30,7 @@ RATED = ("meshjoin", "hybridjoin", "moij")
 RATED_MEMORIES = (12_000_000, 20_000_000, 40_000_000)  # whose rates are asked for
 ROWS = 3_500_000
 SUSTAINED, LESS = 0.9, 0.7  # of a rate that counts as sustained; of the memory planned for it
-ROUNDS = 5  # of calibrating and measuring, each in processes of its own; the median counts
+ROUNDS = 3  # of calibrating and measuring, each in processes of its own; the median counts
 PATIENCE = 300.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
 TURNS = 4  # in a round, of settings that are compared: they run by turns in one process
 

@@ -18,7 +18,7 @@ from ..joins.inlj import IndexNestedLoopJoin
 from ..joins.scanjoin import ScanJoin
 from ..master.cycle import SegmentCycle
 from .curves import Curve, Sample
-from .runs import LEAST_WINDOW, LONGEST_FILLING, Runs, fill, run, work
+from .runs import LEAST_WINDOW, LONGEST_FILLING, Runs, run, work
 from .sample_stream import BATCH_ROWS
 from .scan_models import waiting
 from .stopwatch import Stopwatch
@@ -26,6 +26,7 @@ from .stopwatch import Stopwatch
 JOINING = ("mesh loop", "mesh probe", "mesh output")  # of each read
 ONCE = ("mesh read", "mesh append", "mesh expire")  # of each iteration
 NEIGHBOURS = 2  # runs before and behind one that are taken together with it
+LARGE = 100_000_000  # bytes of memory whose window is filled once, with one disk buffer: it takes seconds
 LEAST_TUPLES = 8  # of an iteration: with less there is nothing to be measured of tuples
 MORE_BUFFERS = (1 << 20,)  # beside those of all runs: the disk buffers that are mostly used lie around it
 
@@ -49,19 +50,28 @@ class ScanRuns:
         buffers = sorted({*runs.buffers[1:], *MORE_BUFFERS})
         between = [int((low * high) ** 0.5) for low, high in itertools.pairwise(runs.budgets)]
         budgets = sorted({*runs.budgets, *between})  # the window leaves one cache of the processor after the other
-        todo = [("meshjoin", budget, buffer) for budget in budgets for buffer in buffers]
-        todo.append(("meshjoin", runs.budgets[-1], runs.buffers[0]))  # the only one that fits if segments are large
+        todo = [
+            ("meshjoin", budget, buffer)
+            for budget in reversed(budgets)
+            for buffer in (buffers if budget <= LARGE else buffers[-1:])
+        ]
+        some = min((budget for budget in budgets if budget > 6 * runs.buffers[0]), default=budgets[-1])
+        todo.append(("meshjoin", some, runs.buffers[0]))  # all that fits if segments are large
         todo.append(("ssbj", runs.budgets[1], runs.buffers[1]))
         self.todo = [(name, budget, buffer) for name, budget, buffer in todo if 6 * buffer < budget]
         self.reads: list[_Reads] = []
+        self.rounds = 0
 
     def round(self, seconds: float) -> None:
-        """Run everything once more."""
+        """Run everything once more, but for windows that take long to fill."""
         for name, budget, buffer in self.todo:
+            if budget > LARGE and self.rounds:
+                continue
             self.runs.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
             found = _mesh(self.runs, name, budget, buffer, seconds / len(self.todo))
             if found is not None:
                 self.reads.append(found)
+        self.rounds += 1
 
     def factors(self) -> tuple[Curve, Curve]:
         """The seconds of a read while the last one is joined, over its bytes; and those of handing it over, over the
@@ -91,10 +101,9 @@ def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float) 
         operator.close()
         return None
     stream = runs.stream.batches(skew, rows=min(BATCH_ROWS, 16 * operator.w))
-    fill(operator, stream)
     begun = time.perf_counter()
-    while operator.scan.pages_read < operator.scan.pages and time.perf_counter() - begun < 2 * seconds:
-        work(operator.process(next(stream)))
+    while operator.scan.pages_read < operator.scan.pages and time.perf_counter() - begun < LONGEST_FILLING:
+        work(operator.process(next(stream)))  # the window is full after a turn, and slower than before
     watch = _watched(operator)
     scan, stats = operator.scan, operator.stats
     assert isinstance(scan, SegmentCycle)
