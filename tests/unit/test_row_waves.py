@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import itertools
+import threading
+import weakref
 from decimal import Decimal
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from millstream.kernels.layout import Layout
 from millstream.kernels.pages import PageTable
 from millstream.master import Master, build_local
 from millstream.master.part_files import Memory
+from millstream.master.reader import IN_FLIGHT
 from millstream.master.row_buffer import RowBuffer
 from oracle import assert_same_bag, expected_join
 
@@ -155,3 +159,42 @@ def test_a_join_that_was_given_up_can_go_on(master: Master, table: pa.Table) -> 
     out = [*itertools.chain(again.process(batch), again.flush())]
     expected = expected_join(stream, table, on="k", how="inner")
     assert_same_bag(pa.Table.from_batches(out), expected)
+
+
+def _buffer(master: Master) -> tuple[RowBuffer, np.ndarray, np.ndarray]:
+    """A buffer of rows, and keys to fetch with their segments."""
+    pages, reader = PageTable(Layout.of(master.stored_schema)), master.reader()
+    key = pages.layout.column("k")
+    buffer = RowBuffer(reader, pages, [1, 2], key=key, size=1 << 18, memory=Memory.of(1 << 16))
+    keys = np.arange(0, 3 * KEYS, 3)
+    return buffer, keys, reader.index.segment_of(keys)
+
+
+def test_memory_that_is_read_into_outlives_its_buffer(master: Master) -> None:
+    buffer, keys, segments = _buffer(master)
+    reader, held = buffer.reader, threading.Event()
+    for _ in range(IN_FLIGHT):
+        reader.pool.submit(held.wait)
+    buffer.start(keys, segments, whole=False, background=True)
+    memory = weakref.ref(buffer._memory)
+    del buffer
+    gc.collect()
+    assert memory() is not None  # the read has not begun
+    held.set()
+    reader.close()
+    gc.collect()
+    assert memory() is None
+
+
+def test_memory_of_a_buffer_that_is_let_go_is_free_at_once(master: Master) -> None:
+    """Workers set what is there aside from the search for garbage."""
+    buffer, keys, segments = _buffer(master)
+    buffer.start(keys, segments, whole=False, background=False)
+    buffer.finish()
+    block = weakref.ref(buffer._block)
+    gc.disable()
+    try:
+        del buffer
+        assert block() is None
+    finally:
+        gc.enable()

@@ -53,17 +53,13 @@ def identity(stream: DataFrame, master: Master, workload: Workload) -> DataFrame
 
 @dataclass(frozen=True)
 class Rates:
-    """Rows a second of each micro-batch, by turns: all three have the same number of rounds.
-
-    `uncounted` is `ours` without metrics, which travel in a text of the results.
-    """
+    """Rows a second of each micro-batch, by turns: both have the same number of rounds."""
 
     budget: float
     rows: int
     batch_rows: int
     identity: list[list[float]]
     ours: list[list[float]]
-    uncounted: list[list[float]]
     counters: dict[str, int]
 
 
@@ -83,17 +79,16 @@ def compare(
     for budget in BUDGETS:
         memory = int(master.statistics.bytes * budget)
 
-        def ours(number: int, memory: int = memory, *, metrics: bool = True) -> list[Batch]:
-            return run_batches(join(part(number), master, "product_id", how="left", memory=memory, metrics=metrics))
+        def ours(number: int, memory: int = memory) -> list[Batch]:
+            return run_batches(join(part(number), master, "product_id", how="left", memory=memory))
 
         data.say(f"identity and ms.join with {budget:.0%} of R: warm-up")
         for number in range(warm_up):
             ours(number)
-        runs: list[tuple[list[Batch], list[Batch], list[Batch]]] = []
-        for number in range(warm_up, warm_up + 2 * rounds, 2):
+        runs: list[tuple[list[Batch], list[Batch]]] = []
+        for number in range(warm_up, warm_up + rounds):
             data.say(f"identity and ms.join with {budget:.0%} of R: round {len(runs) + 1} of {rounds}")
-            plain = run_batches(identity(part(number), master, workload))
-            runs.append((plain, ours(number), ours(number + 1, metrics=False)))
+            runs.append((run_batches(identity(part(number), master, workload)), ours(number)))
         results.append(
             Rates(
                 budget=budget,
@@ -101,7 +96,6 @@ def compare(
                 batch_rows=batch_rows,
                 identity=[_rates(one[0]) for one in runs],
                 ours=[_rates(one[1]) for one in runs],
-                uncounted=[_rates(one[2]) for one in runs],
                 counters=runs[-1][1][-1].counters,
             )
         )
@@ -141,16 +135,13 @@ def table(results: Sequence[Rates]) -> Table:
     rows = []
     plain = _plain(results)
 
-    def share(rate: float) -> str:
-        return f"{rate / plain:.0%}"
-
     for rates in results:
-        for number, (other, mine, bare) in enumerate(zip(rates.identity, rates.ours, rates.uncounted, strict=True)):
-            told = [f"{_rate([one]):,.0f}" for one in (other, mine, bare)]
-            rows.append([f"{rates.budget:.0%}, round {number + 1}", told[0], told[1], "", told[2], "", ""])
+        for number, (other, mine) in enumerate(zip(rates.identity, rates.ours, strict=True)):
+            told = [f"{_rate([one]):,.0f}" for one in (other, mine)]
+            rows.append([f"{rates.budget:.0%}, round {number + 1}", *told, "", ""])
         hits = rates.counters.get("cache_hits", 0) / max(1, rates.counters.get("rows_in", 0))
-        figures = [f(_rate(one)) for one in (rates.ours, rates.uncounted) for f in ("{:,.0f}".format, share)]
-        rows.append([f"{rates.budget:.0%}", f"{plain:,.0f}", *figures, f"{hits:.0%}"])
+        found = _rate(rates.ours)
+        rows.append([f"{rates.budget:.0%}", f"{plain:,.0f}", f"{found:,.0f}", f"{found / plain:.0%}", f"{hits:.0%}"])
     first = results[0]
     note = (
         f"Median rows/s over micro-batches of {first.batch_rows:,} rows, R = {first.rows:,} rows, int key, left join, "
@@ -158,7 +149,7 @@ def table(results: Sequence[Rates]) -> Table:
         "master rows that it holds from the start, so both send the same bytes back. It runs in every round and is a "
         "third slower in some; ratios are to the median of all its micro-batches, whatever the budget."
     )
-    columns = ("memory of a task, of R", "identity", "ms.join", "ratio", "without metrics", "ratio", "cache hits")
+    columns = ("memory of a task, of R", "identity", "ms.join", "ratio", "cache hits")
     return Table("ms.join against an identity mapInArrow", columns, rows, note)
 
 

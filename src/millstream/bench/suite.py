@@ -141,8 +141,8 @@ def _identity(suite: Suite) -> tuple[Section, Plots]:
             suite.rows,
             batches=4 if suite.quick else 6,
             batch_rows=200_000 if suite.quick else 1_000_000,
-            rounds=2 if suite.quick else 3,
-            warm_up=1 if suite.quick else 8,
+            rounds=2 if suite.quick else 5,
+            warm_up=1 if suite.quick else 10,
         )
     return adapter.section(rates, command=suite.command), {}
 

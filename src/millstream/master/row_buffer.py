@@ -39,10 +39,10 @@ class RowBuffer:
         self.key = key
         self.size = size
         self._largest = _largest(reader.index)
-        self.page = pages.reserve(self)
         self.reads = self.bytes_read = self.segments = 0
         self._memory = memory
         self._block = np.empty(size, dtype=np.uint8)
+        self.page = pages.reserve(self._block)  # not the buffer, which knows the pages: memory that is let go is free
         self._spec = specification(self.nodes)
         self._texts = np.array([node.kind == VARLEN for node in self.nodes], dtype=np.bool_)
         self._lengths = np.where(self._texts, LENGTH, 0.0)
@@ -116,7 +116,11 @@ class RowBuffer:
             self.key.width, self._spec, self._state, self.capacity, self.first, self.found, self.codes,
             self._addresses, self._done,
         )  # fmt: skip
-        self._pending = reader.pool.submit(kernel.fetch_wanted, *self._job) if background else None
+        self._pending = reader.pool.submit(self._fetch) if background else None
+
+    def _fetch(self) -> None:
+        """Do what was begun; whoever runs this keeps the memory alive that is written to."""
+        kernel.fetch_wanted(*self._job)
 
     def finish(self) -> int:
         """Wait for the rows: how many of the keys are done. `first` and `found` have their rows as references."""
@@ -124,7 +128,7 @@ class RowBuffer:
             self._pending.result()
             self._pending = None
         else:
-            kernel.fetch_wanted(*self._job)
+            self._fetch()
         done = self._done
         if done[kernel.BAD] >= 0:
             raise self.reader.fault(int(done[kernel.BAD]), int(done[kernel.WHY]))
