@@ -48,6 +48,7 @@ def factors(master: Master) -> tuning.Factors:
         io=io,
         scan=io,
         handing_over=Curve((1.0,), (10e-6,)),
+        spread=Curve((1.0,), (1.0,)),
         steps={name: Step(10e-6, Curve((1.0,), (100e-9,))) for name in steps},
         fill=1.0,
         row_bytes=20,

@@ -56,6 +56,7 @@ def calibrate(
 
     runs = Runs(master, stream, columns=brought, say=say)
     scans = ScanRuns(runs)
+    scans.compare_buffers(0.06 * seconds)
     for number in range(ROUNDS):
         scans.round(0.15 * seconds)
         runs.hybrid_joins(0.12 * seconds, skewed=bool(number))
@@ -72,6 +73,7 @@ def calibrate(
         io=runs.reads(reads.curve()),
         scan=scan,
         handing_over=handing_over,
+        spread=scans.spread,
         steps=runs.steps(),
         fill=runs.fill,
         row_bytes=row_bytes,

@@ -16,7 +16,7 @@ from ..errors import ForeignCalibration, InputError
 from ..master import Master
 from .curves import Curve, Step
 
-FORMAT = 3
+FORMAT = 4
 SKEWED = ", Zipf 1"  # behind the name of a step that was also measured with such a stream
 
 
@@ -26,6 +26,7 @@ class Factors:
 
     - io: c_I/O(b), loading a partition of b bytes from anywhere in R; scan: the next b bytes of a scan, read ahead
     - handing_over: of a read that is there, over the seconds since the last one
+    - spread: how many times as much a result costs whose rows lie in reads of b bytes, not all in the processor's cache
     - steps: what the steps of the operators cost, by name
     - fill: rows that wait in H_S, as a share of its capacity
     - row_bytes, columns: the stream tuple and the columns of R that were measured with
@@ -36,6 +37,7 @@ class Factors:
     io: Curve
     scan: Curve
     handing_over: Curve
+    spread: Curve
     steps: dict[str, Step]
     fill: float
     row_bytes: int
@@ -69,7 +71,7 @@ class Factors:
             body: dict[str, Any] = json.loads(text)
             if body["format"] != FORMAT:
                 raise ForeignCalibration(f"{where} has format {body['format']}, not {FORMAT}; {again}")
-            for curve in ("io", "scan", "handing_over"):
+            for curve in ("io", "scan", "handing_over", "spread"):
                 body[curve] = Curve.from_json(body[curve])
             body["steps"] = {name: Step.from_json(step) for name, step in body["steps"].items()}
             body["columns"] = None if body["columns"] is None else tuple(body["columns"])

@@ -107,7 +107,9 @@ class MeshModel(Model):
         keys = b * statistics.rows / max(1, statistics.segments)
         matches = waited * max(1.0, statistics.rows_per_key)
         appended = max(1.0, min(waited, (1 - hits) * split.slice_rows))
-        output = pieces * steps["mesh output"](matches / pieces, capacity)
+        results = steps["mesh output"]
+        spread = setting.factors.spread(read * setting.segment_bytes)
+        output = pieces * results.fixed + matches * results.each(capacity) * spread
         if not setting.brings:
             output *= 0.5
         seconds = {

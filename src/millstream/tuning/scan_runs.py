@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ JOINING = ("mesh loop", "mesh probe", "mesh output")  # of each read
 ONCE = ("mesh read", "mesh append", "mesh expire")  # of each iteration
 NEIGHBOURS = 2  # runs before and behind one that are taken together with it
 LARGE = 100_000_000  # bytes of memory whose window is filled once, with one disk buffer: it takes seconds
+TURNS = 6  # of settings that are compared
 LEAST_TUPLES = 8  # of an iteration: with less there is nothing to be measured of tuples
 MORE_BUFFERS = (1 << 20,)  # beside those of all runs: the disk buffers that are mostly used lie around it
 
@@ -61,6 +62,33 @@ class ScanRuns:
         self.todo = [(name, budget, buffer) for name, budget, buffer in todo if 6 * buffer < budget]
         self.reads: list[_Reads] = []
         self.rounds = 0
+        self.spread = Curve((1.0,), (1.0,))
+
+    def compare_buffers(self, seconds: float) -> None:
+        """MESHJOIN with usual and with large reads and the same memory, by turns: what results of large ones cost more.
+
+        Comes before all rounds, whose samples are freed of it.
+        """
+        usual, large = MORE_BUFFERS[0], self.runs.buffers[-1]
+        budgets = [budget for _, budget, buffer in self.todo if buffer == large and budget <= LARGE]
+        if large <= usual or not budgets:
+            return
+        self.runs.say(f"running meshjoin by turns with {usual / 1e6:.2g} and {large / 1e6:.2g} MB of disk buffer")
+        found = [_filled(self.runs, "meshjoin", budgets[0], size) for size in (usual, large)]
+        both = [(operator, stream, _watched(operator)) for operator, stream in filter(None, found)]
+        turns: list[list[float]] = []
+        while len(both) == 2 and len(turns) < TURNS:
+            turns.append([])
+            for operator, stream, watch in both:
+                watch.reset()
+                run(operator, stream, seconds / (2 * TURNS))
+                output = watch.sample("mesh output", 1.0)
+                turns[-1].append(output.seconds / max(1.0, output.tuples))
+        for operator, _, _ in both:
+            operator.close()
+        if turns:
+            ratio = median(dear / max(1e-12, cheap) for cheap, dear in turns)
+            self.spread = Curve.of({usual: 1.0, large: max(1.0, ratio)})
 
     def round(self, seconds: float) -> None:
         """Run everything once more, but for windows that take long to fill."""
@@ -68,7 +96,7 @@ class ScanRuns:
             if budget > LARGE and self.rounds:
                 continue
             self.runs.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
-            found = _mesh(self.runs, name, budget, buffer, seconds / len(self.todo))
+            found = _mesh(self.runs, name, budget, buffer, seconds / len(self.todo), self.spread)
             if found is not None:
                 self.reads.append(found)
         self.rounds += 1
@@ -89,8 +117,8 @@ class ScanRuns:
         return Curve.of(reading, grows=True), Curve.of(among)
 
 
-def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float) -> _Reads | None:
-    """Run a scan join, and file what is seen of its steps; what its reads show, if there were any."""
+def _filled(runs: Runs, name: str, budget: int, disk_buffer: int) -> tuple[ScanJoin, Iterator[pa.RecordBatch]] | None:
+    """A scan join whose window is full, and its stream; None if there is no room for more than a few tuples."""
     operator = joins.create(
         name, runs.master, on=runs.master.key, memory=budget, columns=runs.columns, disk_buffer=disk_buffer
     )
@@ -104,6 +132,15 @@ def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float) 
     begun = time.perf_counter()
     while operator.scan.pages_read < operator.scan.pages and time.perf_counter() - begun < LONGEST_FILLING:
         work(operator.process(next(stream)))  # the window is full after a turn, and slower than before
+    return operator, stream
+
+
+def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float, spread: Curve) -> _Reads | None:
+    """Run a scan join, and file what is seen of its steps; what its reads show, if there were any."""
+    filled = _filled(runs, name, budget, disk_buffer)
+    if filled is None:
+        return None
+    operator, stream = filled
     watch = _watched(operator)
     scan, stats = operator.scan, operator.stats
     assert isinstance(scan, SegmentCycle)
@@ -122,11 +159,14 @@ def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float) 
     if not reads:
         return None
     samples = {step: watch.sample(step, size) for step in ("mesh probe", "mesh output", "mesh expire", "mesh append")}
+    output = samples["mesh output"]
+    samples["mesh output"] = replace(output, seconds=output.seconds / spread(bytes_read / reads))
     samples["mesh read"] = watch.sample("mesh read", 1.0)
     loop = watch.sample("mesh loop", 1.0)
     samples["mesh loop"] = Sample(1.0, samples["mesh probe"].calls, 0.0, loop.seconds)
     turns = max(1.0, iterations)
     joining, once = (sum(samples[step].seconds for step in steps) / turns for steps in (JOINING, ONCE))
+    joining += (output.seconds - samples["mesh output"].seconds) / turns
     expected = turns * waiting(reads / turns, read_seconds / reads, joining, once)
     handing_over = watch.sample("wait", 1.0).seconds - expected
     for step, sample in samples.items():
