@@ -41,7 +41,7 @@ def register(commands: Commands) -> None:
         "bench",
         summary="measure the joins, Spark with and without them, builds, memory, staging, sources, loading and flows",
         about="Prints tables with a verdict for each target; all comparisons are within one run. The full size needs "
-        "about 40 GB of disk\nand two to three hours on two cores; --quick takes some minutes and judges what it can.",
+        "about 40 GB of disk\nand about two hours on two cores; --quick takes some minutes and judges what it can.",
         example="millstream bench operators --quick",
     )
     parser.add_argument(

@@ -236,7 +236,7 @@ class SweepModel(Model):
         statistics = setting.master.statistics
         split = Split.of(self.operator, setting, memory)
         spare = memory - self.least_memory
-        rows_in_wave = self._book_waves(split, spare)
+        wave = self._book_waves(split, spare)
         share = split.free - spare // 12
         keys = statistics.distinct_keys + 16
         whole = 1.05 * statistics.rows * setting.kept_bytes + CacheTable.bytes_for(keys) + (2 << 20)
@@ -252,21 +252,21 @@ class SweepModel(Model):
             split.book("master cache", int(whole) - CacheTable.bytes_for(keys))
             split.book("stream table", split.free)
             return self._made(split, 1.0, 0.0, 0.0, 0.0)
-        found = [self._shared(split, waiting, rows_in_wave, keys) for waiting in SHARES]
+        found = [self._shared(split, waiting, wave, keys) for waiting in SHARES]
         return max(found, key=lambda one: one.rate)
 
-    def _book_waves(self, split: Split, spare: int) -> float:
-        """Book the buffers that rows are read to; how many rows a wave has that are each in a segment of their own."""
+    def _book_waves(self, split: Split, spare: int) -> tuple[float, float]:
+        """Book the buffers that rows are read to; how many rows and how many segments a wave has at most."""
         setting = self.setting
         room = RowRoom.of(setting.master, setting.kept, spare)
         if room is not None:
             split.book("disk buffer", room.nbytes)
-            return room.rows / (SLACK * setting.kept_bytes + PER_KEY)
+            return room.rows / (SLACK * setting.kept_bytes + PER_KEY), math.inf
         size, number = segment_room(setting.master, spare, split.free)
         split.book("disk buffer", number * buffer_bytes(size))
-        return size / setting.segment_bytes
+        return math.inf, size / setting.segment_bytes
 
-    def _shared(self, split: Split, waiting: float, wave: float, places: int) -> Iteration:
+    def _shared(self, split: Split, waiting: float, wave: tuple[float, float], places: int) -> Iteration:
         """The steady state when waiting rows have that share of the memory."""
         setting = self.setting
         statistics = setting.master.statistics
@@ -284,7 +284,7 @@ class SweepModel(Model):
         touched = float((segments.number * -np.expm1(-rows * segments.share / missed)).sum())
         split.book("master cache", int((1 - waiting) * free))
         split.book("stream table", split.free)
-        waves = max(float(RANGES), touched / wave)
+        waves = max(float(RANGES), rows / wave[0], touched / wave[1])
         return self._made(split, hits, rows, touched, waves)
 
     def _made(self, split: Split, hits: float, rows: float, touched: float, waves: float) -> Iteration:
