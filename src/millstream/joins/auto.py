@@ -137,12 +137,8 @@ class AutoJoin(Operator):
     # -- resolution --------------------------------------------------------------------------------------------
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
-        size, segments, seconds, rows = (
-            self.waiting.bytes,
-            self.stats.segments_read,
-            self.waves.seconds,
-            self.waiting.rows,
-        )
+        rows, size = self.waiting.rows, self.waiting.bytes
+        segments, seconds = self.stats.segments_read, self.waves.seconds
         for pages in self.waiting.take_all():
             yield from self._pass(pages)
         self._end_pass(rows, size, segments, seconds, full=False)

@@ -129,13 +129,32 @@ def _measure(table, refs, spec, starts, ends, places):
 
 
 @njit(cache=True, nogil=True)
+def _all_there(refs):
+    """Whether no reference stands for no row."""
+    least = np.int64(0)
+    for i in range(refs.shape[0]):
+        least = min(least, refs[i])
+    return least >= 0
+
+
+@njit(cache=True, nogil=True)
+def _no_nulls(table, buffer):
+    """Whether no page has bits for what is NULL in a column."""
+    for page in range(table.shape[0]):
+        if table[page, buffer]:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
 def _fill(table, refs, spec, starts, ends, places, block, nulls, row):
     n = refs.shape[0]
     text = 0
+    there = n >= table.shape[0] and _all_there(refs)  # looking at all pages must be worth it
     for c in range(spec.shape[0]):
         first, width = spec[c, FIRST], spec[c, WIDTH]
         valid, data = block + places[c, _VALID], block + places[c, _DATA]
-        nulls[c] = gather_validity(table, first, refs, valid)
+        nulls[c] = 0 if there and _no_nulls(table, first) else gather_validity(table, first, refs, valid)
         row[first] = valid if nulls[c] else 0
         row[first + 1] = data
         if spec[c, KIND] == OF_FIXED:
