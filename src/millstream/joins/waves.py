@@ -97,12 +97,14 @@ class RowRoom:
         if not master.store.local or not flat([Layout.of(master.stored_schema).columns[i] for i in columns]):
             return None
         number = (IN_FLIGHT if master.direct else IN_FLIGHT_CACHED) + 1
-        rows = min(ROWS, spare // (12 * number))
+        share = spare // (12 * number)
+        rows = min(ROWS, share)
         least = -(-(master.statistics.max_segment_bytes + 2 * PAGE) // PAGE) * PAGE
-        read = max(least, min(DIRECT_READ if master.direct else READ, rows // 4 // PAGE * PAGE))
         if rows < max(2 * RowBuffer.least(master, columns), 4 * least):
             return None
-        huge = master.direct and rows == ROWS and read == DIRECT_READ
+        wanted = min(DIRECT_READ, share) if master.direct else min(READ, share // 4)
+        read = max(least, wanted // PAGE * PAGE)
+        huge = master.direct and read == DIRECT_READ
         return cls(number, rows, read, huge)
 
     def memory(self) -> Memory:
