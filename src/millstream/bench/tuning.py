@@ -28,6 +28,7 @@ BUDGET = 0.05  # of R, for rates over the disk buffer
 BUDGETS = (20_000_000, 40_000_000, 80_000_000, 160_000_000, 320_000_000)
 RATED = ("meshjoin", "hybridjoin", "moij")
 RATED_MEMORIES = (12_000_000, 20_000_000, 40_000_000)  # whose rates are asked for
+REFERENCE = 16_000_000  # bytes of a join that runs when the machine is calibrated, and beside what is asked for
 ROWS = 3_500_000
 SUSTAINED, LESS = 0.9, 0.7  # of a rate that counts as sustained; of the memory planned for it
 ROUNDS = 3  # of calibrating and measuring, each in processes of its own; the median counts
@@ -90,6 +91,8 @@ class Point:
 class Asked:
     """Memory planned for a rate, the rate measured with it, what is predicted with less of it, and how much of the
     measured rate is left then, in the middle of several turns.
+
+    The rate is that of the machine as it was when it was calibrated, by what a join gets then and now.
     """
 
     rate: float
@@ -168,13 +171,29 @@ class Bench:
                     while file.read(8 << 20):
                         pass
         self.factors: tuning.Factors | None = None
+        self.references: dict[str, float] = {}  # tuples/s of a join when the machine was calibrated
         self.disk_rates: list[float] = []  # of plain reads in between, if reads go to the disk
 
     def calibrate(self) -> None:
+        """Measure the factors, and beside them what joins get on the machine as it is."""
         self.quiet.wait()
+        before = self._run_references()
         self.factors = tuning.calibrate(
             self.master, progress=lambda done, total, what: self.say(f"calibrating: {what}")
         )
+        after = self._run_references()
+        self.references = {name: median([*before.get(name, []), *rates]) for name, rates in after.items()}
+
+    def _reference(self, algorithm: str) -> Setting:
+        return Setting(algorithm, REFERENCE, self.model(algorithm).default_buffer(REFERENCE))
+
+    def _run_references(self) -> dict[str, list[float]]:
+        """What they get now; nothing before the first calibration, which says how long to warm them up."""
+        if self.direct or self.factors is None:
+            return {}
+        cases = [self._case(self._reference(name), self.effort.turn)[0] for name in RATED]
+        rates = rates_by_turns_apart(cases, self.effort.turns)
+        return {name: [turn[place] for turn in rates] for place, name in enumerate(RATED)}
 
     def model(self, algorithm: str) -> Model:
         return tuning.model_of(algorithm, self.master, self.factors, skew=_skew(algorithm))
@@ -256,9 +275,10 @@ class Bench:
         plan = self._plan(algorithm, rate=asked)
         lesser = self._plan(algorithm, memory=int(LESS * plan.memory))
         settings = [Setting(algorithm, one.memory, one.parameters["disk_buffer"]) for one in (plan, lesser)]
-        (planned, _), rates = self.by_turns(settings)
-        left = median(less / planned for planned, less in rates)
-        return Asked(asked, plan.memory, planned.measured, lesser.rate, left)
+        _, rates = self.by_turns([*settings, self._reference(algorithm)])
+        measured = self.references[algorithm] * median(planned / beside for planned, _, beside in rates)
+        left = median(less / planned for planned, less, _ in rates)
+        return Asked(asked, plan.memory, measured, lesser.rate, left)
 
     def pair(self, algorithm: str, memory: int) -> Pair:
         """Measure the default and the optimum disk buffer by turns."""

@@ -8,7 +8,7 @@ from statistics import mean
 
 from ..units import format_bytes
 from .report import Check, Section, Table
-from .tuning import ALGORITHMS, BUDGET, LESS, ROUNDS, SUSTAINED, Point, Results, points_of
+from .tuning import ALGORITHMS, BUDGET, LESS, REFERENCE, ROUNDS, SUSTAINED, Point, Results, points_of
 
 ERROR, LOSS = 0.15, 0.03  # of predictions, and of the default disk buffer
 
@@ -90,7 +90,9 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         "its own, warmed up until the rows that wait have been replaced several times. All of it happens in "
         f"{ROUNDS} rounds, each with the predictions of its own calibration, and the median round counts. What is "
         "compared - the default and the optimum disk buffer, memory planned for a rate and 70% of it - runs by turns "
-        "in one process; where the rate was more than asked for, that with less memory is given as a share of it. R is "
+        "in one process; where the rate was more than asked for, that with less memory is given as a share of it. "
+        f"Beside what is planned for a rate runs a join with {format_bytes(REFERENCE)} that also ran before and after "
+        "the calibration, and what is measured is corrected by how much faster or slower the machine was then. R is "
         "read through the page cache, as `ms.join` does by default, and in one round more with O_DIRECT, so that every "
         "read goes to the disk: on shared machines that is much slower for seconds to minutes now and then, in the "
         f"calibration as in the measurement. {results.quiet}",
