@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from .checksum import block_checksum
-from .memory import copy_bytes, load_i8, load_i16, load_i32, load_i64, load_u16, load_u32, pread
+from .memory import copy_bytes, load_i8, load_i16, load_i32, load_i64, load_u16, load_u32, pread, store_i32, store_u8
 
 OK, SHORT_READ, BAD_CHECKSUM, BAD_MESSAGE = range(4)
 MARKED = 64  # segments from one whose offset is kept to the next, in the index for a scan
@@ -393,6 +393,18 @@ def cut_points(keys, sizes, limit, cuts):
         size += group
         i = j
     return k
+
+
+@njit(cache=True, nogil=True)
+def pad_message(message, length, padding, target):
+    """Copy an IPC message with so many bytes of padding more between its metadata and its body."""
+    metadata = np.int64(load_i32(message + 4))
+    body = 8 + metadata
+    copy_bytes(target, message, body)
+    store_i32(target + 4, np.int32(metadata + padding))
+    for i in range(padding):
+        store_u8(target + body + i, np.uint8(0))
+    copy_bytes(target + body + padding, message + body, length - body)
 
 
 @njit(cache=True, nogil=True)

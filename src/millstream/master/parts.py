@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ..errors import InputError
 from ..kernels import membership, segments
-from ..kernels.checksum import segment_checksum
+from ..kernels.checksum import block_checksum
 from ..kernels.hashing import checksum
 from ..kernels.keys import KeyCodec
 from .files import Store
@@ -113,10 +113,12 @@ class _SegmentFile:
         if self.whole_pages and PADDING * missing <= len(message):
             message = _padded(message, missing)
         self.sink.write(message)
-        self.entries.append((first_key, self.offset, len(message), batch.num_rows, segment_checksum(message)))
-        self.offset += len(message)
+        size = message.size
+        checked = int(block_checksum(message.address, size))
+        self.entries.append((first_key, self.offset, size, batch.num_rows, checked))
+        self.offset += size
         self.rows += batch.num_rows
-        self.largest = max(self.largest, len(message))
+        self.largest = max(self.largest, size)
 
     def close(self, number: int, chunks: list[tuple[int, bytes]] | None) -> Part:
         self.sink.write(END_OF_STREAM)
@@ -150,10 +152,9 @@ class _SegmentFile:
 
 def _padded(message: pa.Buffer, size: int) -> pa.Buffer:
     """An IPC message with so many bytes of padding more between its metadata and its body."""
-    view = memoryview(message)
-    length = int.from_bytes(view[4:8], "little")
-    head = (length + size).to_bytes(4, "little")
-    return pa.py_buffer(b"".join((view[:4], head, view[8 : 8 + length], bytes(size), view[8 + length :])))
+    padded = pa.allocate_buffer(message.size + size)
+    segments.pad_message(message.address, message.size, size, padded.address)
+    return padded
 
 
 class _FilterChunks:
@@ -210,6 +211,7 @@ class PartWriter:
             )
         self._entries: list[list[np.ndarray]] = []
         self._carry: list[pa.RecordBatch] = []
+        self._carry_sizes: list[np.ndarray] = []
         self._carry_bytes = 0
         self._last_key: int | None = None
         self._distinct = 0
@@ -240,7 +242,7 @@ class PartWriter:
         count = segments.cut_points(keys, sizes, room, cuts)
         start = int(cuts[count - 1]) if count else 0
         self._write_segments(batch, keys, [0, *cuts[:count].tolist()])
-        self._carry = [batch.slice(start)]
+        self._carry, self._carry_sizes = [batch.slice(start)], [sizes[start:]]
         self._carry_bytes = int(sizes[start:].sum())
         self._last_key = int(keys[-1])
 
@@ -260,11 +262,13 @@ class PartWriter:
         """Put what was held back before the new rows; nothing, while a single key still goes on."""
         if keys[-1] == self._last_key and keys[0] == self._last_key and len(self._carry) > 0 and self._one_key():
             self._carry.append(batch)
+            self._carry_sizes.append(sizes)
             self._carry_bytes += int(sizes.sum())
             return None, keys, sizes
         whole = pa.concat_batches([*self._carry, batch])
-        self._carry = []
-        return whole, self._keys(whole), row_bytes(whole)
+        sizes = np.concatenate([*self._carry_sizes, sizes])
+        self._carry, self._carry_sizes = [], []
+        return whole, self._keys(whole), sizes
 
     def _one_key(self) -> bool:
         return int(self._keys(self._carry[0])[0]) == self._last_key
@@ -298,7 +302,7 @@ class PartWriter:
         if self._carry:
             batch = self._carry[0] if len(self._carry) == 1 else pa.concat_batches(self._carry)
             self._write_segments(batch, self._keys(batch), [0, batch.num_rows])
-            self._carry, self._carry_bytes = [], 0
+            self._carry, self._carry_sizes, self._carry_bytes = [], [], 0
 
     def _write_segments(self, batch: pa.RecordBatch, keys: np.ndarray, cuts: list[int]) -> None:
         """Write the rows between each two cuts as a segment; no key lies on both sides of a cut."""
