@@ -42,10 +42,10 @@ def register(commands: Commands) -> None:
         summary="measure the joins, Spark with and without them, builds, memory, staging, sources, loading and flows",
         about="Prints tables with a verdict for each target; all comparisons are within one run. The full size needs "
         "about 40 GB of disk\nand about two hours on two cores; --quick takes some minutes and judges what it can.",
-        example="millstream bench operators --quick",
+        example="millstream bench operators build --quick",
     )
     parser.add_argument(
-        "what", nargs="?", choices=(*NAMES, "all"), default="all", metavar="WHAT", help=f"{', '.join(NAMES)} or all"
+        "what", nargs="*", choices=(*NAMES, "all"), default="all", metavar="WHAT", help=f"{', '.join(NAMES)} or all"
     )
     parser.add_argument("--rows", metavar="N", type=positive, help="rows of R (default: 20000000, or 1000000 if quick)")
     parser.add_argument(
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> None:
     def say(text: str) -> None:
         sys.stderr.write(f"{time.monotonic() - begun:7.1f} s  {text}\n")
 
-    for name in NAMES if arguments.what == "all" else (arguments.what,):
+    for name in NAMES if "all" in arguments.what else arguments.what:
         suite = Suite(
             data=Data(folder, say),
             rows=rows,
