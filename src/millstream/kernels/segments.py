@@ -6,90 +6,10 @@ import numpy as np
 from numba import njit
 
 from .checksum import block_checksum
-from .memory import copy_bytes, load_i8, load_i16, load_i32, load_i64, load_u16, load_u32, pread, store_i32, store_u8
+from .memory import copy_bytes, load_i8, load_i16, load_i32, load_i64, load_u16, load_u32, store_i32, store_u8
+from .runs import plan_chunk, read_runs
 
 OK, SHORT_READ, BAD_CHECKSUM, BAD_MESSAGE = range(4)
-MARKED = 64  # segments from one whose offset is kept to the next, in the index for a scan
-
-
-@njit(cache=True, nogil=True)
-def read_runs(files, offsets, lengths, slack, targets):
-    """Read runs of bytes from open files to addresses; the number of the first run that came short, or -1.
-
-    A read may end up to `slack` bytes early: aligned reads reach over the end of their file.
-    """
-    for i in range(files.shape[0]):
-        done = 0
-        while done < lengths[i]:
-            got = pread(files[i], targets[i] + done, lengths[i] - done, offsets[i] + done)
-            if got <= 0:
-                break
-            done += got
-        if done + slack < lengths[i]:
-            return i
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def plan_runs(wanted, part_start, offset, length, gap, page, runs, places):
-    """Group rising segment numbers into runs of bytes that are read at once; the number of runs.
-
-    File f has the segments `part_start[f]` to `part_start[f + 1]`.
-    Segments of one file at most `gap` bytes apart go together. Reads are aligned to `page` bytes unless it is 0.
-    `runs` takes file, offset, length, place in memory and first segment of each run, `places` where each segment lies.
-    """
-    k = -1
-    target = np.int64(0)
-    end = np.int64(0)
-    file = np.int64(0)
-    for i in range(wanted.shape[0]):
-        at = np.int64(offset[wanted[i]])
-        new = i == 0 or wanted[i] >= part_start[file + 1]
-        if new:
-            file = np.searchsorted(part_start, wanted[i], side="right") - 1
-        if new or at - end > gap:
-            if k >= 0:
-                target = _close_run(runs, k, end, page)
-            k += 1
-            runs[0, k] = file
-            runs[1, k] = at - at % page if page else at
-            runs[3, k] = target
-            runs[4, k] = i
-        end = at + np.int64(length[wanted[i]])
-        places[i] = runs[3, k] + at - runs[1, k]
-    if k >= 0:
-        _close_run(runs, k, end, page)
-    return k + 1
-
-
-@njit(inline="always")
-def _close_run(runs, k, end, page):
-    """Set the length of a run that ends at `end`; where the next one may lie in memory."""
-    stop = (end + page - 1) // page * page if page else end
-    runs[2, k] = stop - runs[1, k]
-    return runs[3, k] + (runs[2, k] + 63) // 64 * 64
-
-
-@njit(cache=True, nogil=True)
-def fit_runs(wanted, part_start, offset, length, gap, slack, size):
-    """How many of the first wanted segments a memory of `size` bytes can hold when runs take up to `slack` more."""
-    used = np.int64(0)
-    end = np.int64(0)
-    file = np.int64(0)
-    for i in range(wanted.shape[0]):
-        new = i == 0 or wanted[i] >= part_start[file + 1]
-        if new:
-            file = np.searchsorted(part_start, wanted[i], side="right") - 1
-        at = np.int64(offset[wanted[i]])
-        stop = at + np.int64(length[wanted[i]])
-        if not new and at - end <= gap:
-            used += stop - end
-        else:
-            used += stop - at + slack
-        if used > size:
-            return i
-        end = stop
-    return wanted.shape[0]
 
 
 @njit(inline="always")
@@ -194,67 +114,6 @@ def key_at(address, width, row):
 
 
 @njit(cache=True, nogil=True)
-def offset_of(segment, file, part_start, begin, mark, length):
-    """Where a segment of part `file` lies in its file, if that has its segments one after the other."""
-    marked = segment // MARKED
-    at = marked * MARKED
-    if at > part_start[file]:
-        offset = mark[marked]
-    else:
-        at = part_start[file]
-        offset = begin[file]
-    while at < segment:
-        offset += np.int64(length[at])
-        at += 1
-    return offset
-
-
-@njit(cache=True, nogil=True)
-def plan_chunk(first, stop, part_start, begin, mark, length, page, runs, places):
-    """Runs of bytes, one for each part, that bring segments `first` to `stop`, as `plan_runs` would make them."""
-    k = 0
-    target = np.int64(0)
-    file = np.searchsorted(part_start, first, side="right") - 1
-    s = first
-    while s < stop:
-        while s >= part_start[file + 1]:
-            file += 1
-        at = offset_of(s, file, part_start, begin, mark, length)
-        runs[0, k] = file
-        runs[1, k] = at - at % page if page else at
-        runs[3, k] = target
-        runs[4, k] = s - first
-        last = min(stop, part_start[file + 1])
-        while s < last:
-            places[s - first] = target + at - runs[1, k]
-            at += np.int64(length[s])
-            s += 1
-        target = _close_run(runs, k, at, page)
-        k += 1
-    return k
-
-
-@njit(cache=True, nogil=True)
-def largest_chunk(low, high, chunks, part_start, length, slack):
-    """Bytes of the largest of so many chunks that segments `low` to `high` are cut into, with `slack` for each run."""
-    largest = np.int64(0)
-    file = np.searchsorted(part_start, low, side="right") - 1
-    for chunk in range(chunks):
-        s = low + (high - low) * chunk // chunks
-        stop = low + (high - low) * (chunk + 1) // chunks
-        size = np.int64(slack)
-        while s < stop:
-            if s >= part_start[file + 1]:
-                file += 1
-                size += slack
-                continue
-            size += np.int64(length[s])
-            s += 1
-        largest = max(largest, size)
-    return largest
-
-
-@njit(cache=True, nogil=True)
 def check_chunk(first, stop, address, places, length, checksum, most, table, buffer, width, starts, codes):
     """Check segments `first` to `stop` of an index, that lie at `places` behind an address, and map each to a row.
 
@@ -316,6 +175,28 @@ def refs_of(rows, low, starts, numbers):
     return refs
 
 
+@njit(inline="always")
+def rows_of(keys, width, low, count, key):
+    """The rows of a key among `count` sorted ones, from `low` on: the first, and the one after the last."""
+    high = count
+    while low < high:
+        middle = (low + high) >> 1
+        if key_at(keys, width, middle) < key:
+            low = middle + 1
+        else:
+            high = middle
+    end, high = low, count
+    if end < high and key_at(keys, width, end) == key:
+        end += 1  # most keys have one row: look at its neighbour before the middle of all that follow
+        while end < high and key_at(keys, width, end) == key:
+            middle = (end + high) >> 1
+            if key_at(keys, width, middle) == key:
+                end = middle + 1
+            else:
+                high = middle
+    return low, end
+
+
 @njit(cache=True, nogil=True)
 def find_keys(table, buffer, width, pages, counts, keys, which, refs, found):
     """Binary search of each key in its segment: reference of its first row and the number of its rows, 0 if absent.
@@ -324,27 +205,7 @@ def find_keys(table, buffer, width, pages, counts, keys, which, refs, found):
     """
     for i in range(keys.shape[0]):
         at = which[i]
-        address = table[pages[at], buffer]
-        n = np.int64(counts[at])
-        key = keys[i]
-        low = np.int64(0)
-        high = n
-        while low < high:
-            middle = (low + high) >> 1
-            if key_at(address, width, middle) < key:
-                low = middle + 1
-            else:
-                high = middle
-        end = low
-        if low < n and key_at(address, width, low) == key:
-            end = low + 1
-            high = n
-            while end < high and key_at(address, width, end) == key:
-                middle = (end + high) >> 1
-                if key_at(address, width, middle) == key:
-                    end = middle + 1
-                else:
-                    high = middle
+        low, end = rows_of(table[pages[at], buffer], width, np.int64(0), np.int64(counts[at]), keys[i])
         found[i] = end - low
         refs[i] = (np.int64(pages[at]) << 32) | low
 

@@ -24,12 +24,12 @@ from .memory import (
     load_i32,
     load_i64,
     load_u8,
-    pread,
     store_i32,
     store_i64,
     store_u8,
 )
-from .segments import OK, SHORT_READ, key_at, map_checked
+from .runs import page_up, read_bytes
+from .segments import OK, SHORT_READ, key_at, map_checked, rows_of
 
 VALID, DATA, BYTES, ROOM, USED, NULLS = range(6)  # of a column's state: addresses, bytes for its values, what is used
 KEYS, ROWS, READS, READ_BYTES, SEGMENTS, BAD, WHY = range(7)  # of what was done
@@ -67,15 +67,17 @@ def fetch_wanted(
             s = segments[stop]
             if s != last:
                 at = np.int64(offset[s])
-                far = _up(at + np.int64(length[s]), page) - start
+                far = page_up(at + np.int64(length[s]), page) - start
                 if s >= part_start[file + 1] or at - end > gap or far > size:
                     break
                 end, last = at + np.int64(length[s]), s
             stop += 1
-        amount = _up(end, page) - start
+        amount = page_up(end, page) - start
         done[READS] += 1
         done[READ_BYTES] += amount
-        if not _read(descriptors[file], place, amount, start, end - start):
+        if (
+            read_bytes(descriptors[file], start, amount, place) < end - start
+        ):  # aligned reads reach over the end of a file
             done[BAD], done[WHY] = segments[i], SHORT_READ
             return
         while i < stop and not full:
@@ -95,7 +97,7 @@ def fetch_wanted(
                 done[ROWS] += count
             low = np.int64(0)
             while i < stop and segments[i] == s:
-                low, high = _find(row[key_buffer], key_width, low, count, keys[i])
+                low, high = rows_of(row[key_buffer], key_width, low, count, keys[i])
                 if whole:
                     first[i] = before + low
                 else:
@@ -115,40 +117,6 @@ def fetch_wanted(
         addresses[at + 1] = state[c, DATA]
         if spec[c, KIND] != OF_FIXED and spec[c, KIND] != OF_BITS:
             addresses[at + 2] = state[c, BYTES]
-
-
-@njit(inline="always")
-def _up(size, page):
-    """The next multiple of a page, if there are pages."""
-    return (size + page - 1) // page * page if page else size
-
-
-@njit(cache=True, nogil=True)
-def _read(file, place, amount, start, needed):
-    """Read bytes from an open file; whether those that are needed came: aligned reads reach over the end of a file."""
-    done = np.int64(0)
-    while done < amount:
-        got = pread(file, place + done, amount - done, start + done)
-        if got <= 0:
-            break
-        done += got
-    return done >= needed
-
-
-@njit(inline="always")
-def _find(keys, width, low, count, key):
-    """The rows of a key among sorted ones from `low` on: the first, and the one after the last."""
-    high = count
-    while low < high:
-        middle = (low + high) >> 1
-        if key_at(keys, width, middle) < key:
-            low = middle + 1
-        else:
-            high = middle
-    high = low
-    while high < count and key_at(keys, width, high) == key:
-        high += 1
-    return low, high
 
 
 @njit(inline="always")

@@ -26,6 +26,7 @@ import numpy as np
 from ..kernels import chunk_loop as loop
 from ..kernels import segments as kernel
 from ..kernels.layout import Node
+from ..kernels.runs import plan_chunk
 from .index import ScanIndex
 from .part_files import Memory, PartFiles, Runs
 
@@ -57,7 +58,7 @@ class ScanReader(PartFiles):
         index = self.index
         runs = np.empty((5, stop - first), dtype=np.int64)
         places = np.empty(stop - first, dtype=np.int64)
-        count = kernel.plan_chunk(
+        count = plan_chunk(
             first, stop, index.part_start, index.begin, index.mark, index.length, self.page, runs, places
         )
         file, offset, length, target, begun = runs[:, :count]

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels import segments as kernel
 from ..kernels.pages import PageTable
+from ..kernels.runs import largest_chunk
+from ..kernels.segments import refs_of
 from .chunks import Buffer, ChunkReader, ScanReader, chunk_reader, scan_readers
 from .part_files import HUGE, PAGE, Memory
 
@@ -212,7 +213,7 @@ class SegmentCycle(Cycle):
         index = self.reader.index
         chunks = max(1, min(self.pages, -(-int(index.length[self.low : self.high].sum(dtype=np.int64)) // self.size)))
         while True:
-            size = kernel.largest_chunk(self.low, self.high, chunks, index.part_start, index.length, 2 * PAGE)
+            size = largest_chunk(self.low, self.high, chunks, index.part_start, index.length, 2 * PAGE)
             if chunks >= self.pages or size <= self.size:
                 return (np.arange(chunks + 1, dtype=np.int64) * self.pages // chunks + self.low).tolist()
             chunks = min(self.pages, chunks + 1 + chunks // 64)
@@ -233,7 +234,7 @@ class SegmentCycle(Cycle):
             self._chunk = None  # a relation that fits into the buffer stays there
 
         def refs(rows: np.ndarray) -> np.ndarray:
-            return kernel.refs_of(rows, low, buffer.starts[: chunk.stop - chunk.first + 1], buffer.numbers)
+            return refs_of(rows, low, buffer.starts[: chunk.stop - chunk.first + 1], buffer.numbers)
 
         return Piece(taken, high - low, buffer.codes[low:high] if self.key is not None else NO_CODES, refs, _nothing)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ..errors import CorruptMaster, MasterNotFound
 from ..kernels.hashing import checksum
-from ..kernels.segments import MARKED, offset_of
+from ..kernels.runs import MARKED, offset_of
 from .files import Store
 from .manifest import Part
 

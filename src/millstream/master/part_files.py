@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ..errors import CorruptMaster, MasterNotFound
 from ..kernels import segments as kernel
+from ..kernels.runs import read_runs
 from .files import Store
 from .index import ScanIndex, SegmentIndex
 from .manifest import Part
@@ -68,7 +69,7 @@ class PartFiles:
                     return short
             return -1
         targets = runs.target + address
-        return int(kernel.read_runs(self.descriptors[runs.file], runs.offset, runs.length, self._slack, targets))
+        return int(read_runs(self.descriptors[runs.file], runs.offset, runs.length, self._slack, targets))
 
     def _read_remote(self, runs: Runs, i: int, address: int) -> int:
         data = self._files[int(runs.file[i])].read_at(int(runs.length[i]), int(runs.offset[i]))

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..kernels import segments as kernel
 from ..kernels.pages import PageTable
+from ..kernels.runs import fit_runs, plan_runs
 from .files import Store
 from .index import SegmentIndex
 from .manifest import Part
@@ -62,9 +63,7 @@ class SegmentReader(PartFiles):
         index = self.index
         runs = np.empty((5, len(wanted) + 1), dtype=np.int64)
         places = np.empty(len(wanted), dtype=np.int64)
-        count = kernel.plan_runs(
-            wanted, index.part_start, index.offset, index.length, self.gap, self.page, runs, places
-        )
+        count = plan_runs(wanted, index.part_start, index.offset, index.length, self.gap, self.page, runs, places)
         file, offset, length, target, first = runs[:, :count]
         return Runs(file.astype(np.int32), offset, length, target, places, np.append(first, len(wanted)))
 
@@ -180,7 +179,7 @@ class DiskBuffer:
         """How many of the first wanted segments (rising) the buffer can hold at once; at least one is asked for."""
         index, reader = self.reader.index, self.reader
         slack = 2 * PAGE if reader.direct else 64
-        held = kernel.fit_runs(wanted, index.part_start, index.offset, index.length, reader.gap, slack, self.size)
+        held = fit_runs(wanted, index.part_start, index.offset, index.length, reader.gap, slack, self.size)
         return max(1, int(held))
 
     def start(self, wanted: np.ndarray, *, in_flight: int = 0) -> None:
