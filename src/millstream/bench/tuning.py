@@ -28,7 +28,7 @@ BUDGET = 0.05  # of R, for rates over the disk buffer
 BUDGETS = (20_000_000, 40_000_000, 80_000_000, 160_000_000, 320_000_000)
 RATED = ("meshjoin", "hybridjoin", "moij")
 RATED_MEMORIES = (12_000_000, 20_000_000, 40_000_000)  # whose rates are asked for
-REFERENCE = 16_000_000  # bytes of a join that runs when the machine is calibrated, and beside what is asked for
+REFERENCE = 16_000_000  # bytes of a join that runs when the machine is calibrated, and beside what is measured
 ROWS = 3_500_000
 SUSTAINED, LESS = 0.9, 0.7  # of a rate that counts as sustained; of the memory planned for it
 ROUNDS = 3  # of calibrating and measuring, each in processes of its own; the median counts
@@ -191,9 +191,9 @@ class Bench:
         """What they get now; nothing before the first calibration, which says how long to warm them up."""
         if self.direct or self.factors is None:
             return {}
-        cases = [self._case(self._reference(name), self.effort.turn)[0] for name in RATED]
+        cases = [self._case(self._reference(name), self.effort.turn)[0] for name in ALGORITHMS]
         rates = rates_by_turns_apart(cases, self.effort.turns)
-        return {name: [turn[place] for turn in rates] for place, name in enumerate(RATED)}
+        return {name: [turn[place] for turn in rates] for place, name in enumerate(ALGORITHMS)}
 
     def model(self, algorithm: str) -> Model:
         return tuning.model_of(algorithm, self.master, self.factors, skew=_skew(algorithm))
@@ -246,6 +246,25 @@ class Bench:
             points.append(Point(*setting, [(predicted, median(found))]))
         return points, rates
 
+    def beside_reference(self, settings: Sequence[Setting]) -> tuple[list[float], list[list[float]]]:
+        """Run settings of an algorithm by turns with a join that also ran when the machine was calibrated: their rates
+        on the machine as it was then, and of each turn the rates of all as they were.
+        """
+        algorithm = settings[0].algorithm
+        _, rates = self.by_turns([*settings, self._reference(algorithm)])
+        then = self.references[algorithm]
+        return [then * median(turn[place] / turn[-1] for turn in rates) for place in range(len(settings))], rates
+
+    def points(self, algorithm: str, buffers: Sequence[int]) -> list[Point]:
+        """Rates over the disk buffer, on the machine as it was when it was calibrated."""
+        settings = self.over_buffers(algorithm, buffers)
+        measured, _ = self.beside_reference(settings)
+        model = self.model(algorithm)
+        predicted = [model.iteration(one.memory, one.disk_buffer).rate for one in settings]
+        return [
+            Point(*one, [rates]) for one, rates in zip(settings, zip(predicted, measured, strict=True), strict=True)
+        ]
+
     def _tell(self, setting: Setting, predicted: float, measured: float) -> None:
         algorithm, memory, disk_buffer = setting
         where = f", disk buffer {format_bytes(disk_buffer)}" if disk_buffer else ""
@@ -275,8 +294,7 @@ class Bench:
         plan = self._plan(algorithm, rate=asked)
         lesser = self._plan(algorithm, memory=int(LESS * plan.memory))
         settings = [Setting(algorithm, one.memory, one.parameters["disk_buffer"]) for one in (plan, lesser)]
-        _, rates = self.by_turns([*settings, self._reference(algorithm)])
-        measured = self.references[algorithm] * median(planned / beside for planned, _, beside in rates)
+        (measured, _), rates = self.beside_reference(settings)
         left = median(less / planned for planned, less, _ in rates)
         return Asked(asked, plan.memory, measured, lesser.rate, left)
 
@@ -334,21 +352,20 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
 
     bench = Bench(data, rows, effort, quiet, direct=False)
     points: list[list[Point]] = []
+    others: list[list[Point]] = []
     rated: list[list[Asked]] = []
     pairs: list[list[Pair]] = []
-    settings: list[Setting] = []
     for _ in range(1 if quick else ROUNDS):
         bench.calibrate()
-        settings = settings or [one for name in ALGORITHMS for one in bench.over_buffers(name, buffers)]
+        points.append([point for name in ALGORITHMS for point in bench.points(name, buffers)])
         rated.append([bench.rated(*one) for one in asked])
-        points.append([bench.measure(setting) for setting in [*settings, *bench.others()]])
+        others.append([bench.measure(setting) for setting in bench.others()])
         pairs.append([bench.pair("meshjoin", budget) for budget in budgets])
-    measured = [_together(found) for found in zip(*points, strict=True)]
     disk = Bench(data, rows, effort, quiet, direct=True)
     disk.calibrate()
     from_disk = [disk.measure(one) for name in ALGORITHMS for one in disk.over_buffers(name, buffers)]
     return Results(
-        over_buffers=measured[: len(settings)],
+        over_buffers=[_together(found) for found in zip(*points, strict=True)],
         defaults=[
             Pair(
                 _together([one.default for one in found]),
@@ -358,7 +375,7 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
             for found in zip(*pairs, strict=True)
         ],
         rated=[Rated(name, list(found)) for (name, _), found in zip(asked, zip(*rated, strict=True), strict=True)],
-        others=measured[len(settings) :],
+        others=[_together(found) for found in zip(*others, strict=True)],
         from_disk=from_disk,
         disk_rates=disk.disk_rates,
         quiet=str(quiet),

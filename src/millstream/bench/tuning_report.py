@@ -86,15 +86,15 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         name="tuning",
         title="Cost models",
         about=f"R has {rows:,} rows of about 120 bytes, a tuple of S has 20. The cost factors are those that "
-        "`millstream.tuning.calibrate` measures in less than a minute; every setting is then measured in a process of "
-        "its own, warmed up until the rows that wait have been replaced several times. All of it happens in "
-        f"{ROUNDS} rounds, each with the predictions of its own calibration, and the median round counts. What is "
-        "compared - the default and the optimum disk buffer, memory planned for a rate and 70% of it - runs by turns "
-        "in one process; where the rate was more than asked for, that with less memory is given as a share of it. "
-        f"Beside what is planned for a rate runs a join with {format_bytes(REFERENCE)} that also ran before and after "
-        "the calibration, and what is measured is corrected by how much faster or slower the machine was then. R is "
-        "read through the page cache, as `ms.join` does by default, and in one round more with O_DIRECT, so that every "
-        "read goes to the disk: on shared machines that is much slower for seconds to minutes now and then, in the "
+        "`millstream.tuning.calibrate` measures in less than a minute; then all is measured, warmed up until the rows "
+        f"that wait have been replaced several times. This happens in {ROUNDS} rounds, each with the predictions "
+        "of its own calibration, and the median round counts. What is compared - disk buffers, memory planned for a "
+        "rate and 70% of it - runs by turns in one process; where the rate was more than asked for, that with less "
+        "memory is given as a share of it. The machine is not always as fast as when it was calibrated: what is "
+        f"compared with a prediction runs by turns with a join of {format_bytes(REFERENCE)} that also ran before and "
+        "after the calibration, and is corrected by how much faster or slower that one is now. R is read through the "
+        "page cache, as `ms.join` does by default, and in one round more with O_DIRECT, so that every read goes to the "
+        "disk, not corrected: on shared machines that is much slower for seconds to minutes now and then, in the "
         f"calibration as in the measurement. {results.quiet}",
         checks=checks(results, full=full),
         tables=[

@@ -26,16 +26,17 @@ def calibrate(
     *,
     columns: Sequence[str] | None = None,
     row_bytes: int = STREAM_ROW_BYTES,
-    seconds: float = 18.0,
+    seconds: float = 15.0,
     file: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Factors:
-    """Measure the cost factors of a master on this machine, in about `seconds`, and store them.
+    """Measure the cost factors of a master on this machine, in less than a minute, and store them.
 
     The operators run for a moment each on a stream of keys from the master, with tuples of `row_bytes` bytes, bringing
     `columns` (all but the key). Factors go to `file`, by default one in the user's cache (`~/.cache/millstream`) where
     `load` finds them. A master opened with `direct=True` is measured, and planned for, without the page cache.
-    `progress(done, total, what)` is called before each part.
+    `progress(done, total, what)` is called before each part. `seconds` says how long to watch; about twice as long goes
+    into filling windows and caches before.
     """
     known = identity(master)
     if not master.statistics.segments:

@@ -24,9 +24,9 @@ from .factors import SKEWED
 from .sample_stream import BATCH_ROWS, SampleStream
 from .stopwatch import Stopwatch
 
-LEAST_WINDOW = 0.3  # seconds
+LEAST_WINDOW = 0.25  # seconds
 LARGEST_BUDGET = 160_000_000
-LONGEST_FILLING = 4.0  # seconds until an operator must have begun to read
+LONGEST_FILLING = 3.0  # seconds until an operator must have begun to read
 
 Say = Callable[[str], None]
 

@@ -27,6 +27,7 @@ JOINING = ("mesh loop", "mesh probe", "mesh output")  # of each read
 ONCE = ("mesh read", "mesh append", "mesh expire")  # of each iteration
 NEIGHBOURS = 2  # runs before and behind one that are taken together with it
 LARGE = 100_000_000  # bytes of memory whose window is filled once, with one disk buffer: it takes seconds
+LONG_FILLING = 1.0  # seconds to fill a window: such a run is not repeated
 TURNS = 6  # of settings that are compared
 LEAST_TUPLES = 8  # of an iteration: with less there is nothing to be measured of tuples
 MORE_BUFFERS = (1 << 20,)  # beside those of all runs: the disk buffers that are mostly used lie around it
@@ -61,7 +62,7 @@ class ScanRuns:
         todo.append(("ssbj", runs.budgets[1], runs.buffers[1]))
         self.todo = [(name, budget, buffer) for name, budget, buffer in todo if 6 * buffer < budget]
         self.reads: list[_Reads] = []
-        self.rounds = 0
+        self.slow: set[tuple[str, int, int]] = set()  # runs that are not repeated
         self.spread = Curve((1.0,), (1.0,))
 
     def compare_buffers(self, seconds: float) -> None:
@@ -91,15 +92,20 @@ class ScanRuns:
             self.spread = Curve.of({usual: 1.0, large: max(1.0, ratio)})
 
     def round(self, seconds: float) -> None:
-        """Run everything once more, but for windows that take long to fill."""
+        """Run everything once more, but for windows that took long to fill."""
         for name, budget, buffer in self.todo:
-            if budget > LARGE and self.rounds:
+            if (name, budget, buffer) in self.slow:
                 continue
             self.runs.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
-            found = _mesh(self.runs, name, budget, buffer, seconds / len(self.todo), self.spread)
+            begun = time.perf_counter()
+            filled = _filled(self.runs, name, budget, buffer)
+            if filled is None or budget > LARGE or time.perf_counter() - begun > LONG_FILLING:
+                self.slow.add((name, budget, buffer))
+            if filled is None:
+                continue
+            found = _mesh(self.runs, name, budget, filled, seconds / len(self.todo), self.spread)
             if found is not None:
                 self.reads.append(found)
-        self.rounds += 1
 
     def factors(self) -> tuple[Curve, Curve]:
         """The seconds of a read while the last one is joined, over its bytes; and those of handing it over, over the
@@ -117,7 +123,10 @@ class ScanRuns:
         return Curve.of(reading, grows=True), Curve.of(among)
 
 
-def _filled(runs: Runs, name: str, budget: int, disk_buffer: int) -> tuple[ScanJoin, Iterator[pa.RecordBatch]] | None:
+Filled = tuple[ScanJoin, Iterator[pa.RecordBatch]]
+
+
+def _filled(runs: Runs, name: str, budget: int, disk_buffer: int) -> Filled | None:
     """A scan join whose window is full, and its stream; None if there is no room for more than a few tuples."""
     operator = joins.create(
         name, runs.master, on=runs.master.key, memory=budget, columns=runs.columns, disk_buffer=disk_buffer
@@ -135,11 +144,8 @@ def _filled(runs: Runs, name: str, budget: int, disk_buffer: int) -> tuple[ScanJ
     return operator, stream
 
 
-def _mesh(runs: Runs, name: str, budget: int, disk_buffer: int, seconds: float, spread: Curve) -> _Reads | None:
+def _mesh(runs: Runs, name: str, budget: int, filled: Filled, seconds: float, spread: Curve) -> _Reads | None:
     """Run a scan join, and file what is seen of its steps; what its reads show, if there were any."""
-    filled = _filled(runs, name, budget, disk_buffer)
-    if filled is None:
-        return None
     operator, stream = filled
     watch = _watched(operator)
     scan, stats = operator.scan, operator.stats
