@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,10 +14,12 @@ import pytest
 
 from millstream import joins
 from millstream.bench import operators, report
+from millstream.bench.apart import ByTurns, measure_apart
 from millstream.bench.data import Data, write_sales
 from millstream.bench.operator import Case, Measured, measure
 from millstream.bench.profile import KINDS, TARGETS, Clock, instrumented
 from millstream.bench.report import Check, Section, Table, replaced
+from millstream.bench.tuning import Turns
 from millstream.workloads import Workload
 
 
@@ -88,7 +91,40 @@ def test_an_operator_is_measured(data: Data, algorithm: str) -> None:
 def test_a_process_that_fails_is_named(data: Data) -> None:
     case = Case(algorithm="grind", workload="Zipf 1", master=data.master(Workload(keys=2_000)), budget=0.1, keys=2_000)
     with pytest.raises(Exception, match=r"measuring grind, Zipf 1, 10% failed: .*grind"):
-        operators.measure_apart(case)
+        measure_apart(case)
+
+
+def test_operators_run_by_turns_as_they_are_asked(data: Data) -> None:
+    workload = Workload(keys=2_000)
+    case = Case(
+        algorithm="meshjoin",
+        workload="uniform",
+        master=data.master(workload),
+        budget=1.0,
+        keys=2_000,
+        exponent=0.0,
+        warm_up=0.0,
+        window=0.05,
+        direct=False,
+        memory=4_000_000,
+    )
+    with ByTurns([case, replace(case, algorithm="hybridjoin")]) as run:
+        assert len(run.turn()) == 2
+        assert len(run.turn(1)) == 1
+        assert min(*run.turn(1, 0, 1)) > 0
+
+
+def test_an_operator_that_fails_among_others_is_named(data: Data) -> None:
+    case = Case(algorithm="grind", workload="Zipf 1", master=data.master(Workload(keys=2_000)), budget=0.1, keys=2_000)
+    with pytest.raises(Exception, match=r"measuring grind, Zipf 1, 10% failed: .*grind"), ByTurns([case]) as run:
+        run.turn()
+
+
+def test_rates_by_turns_are_those_of_the_machine_as_it_was() -> None:
+    turns = Turns(rates=[[100.0, 50.0], [300.0, 60.0], [150.0, 90.0]], speeds=[0.5, 2.0, 1.0])
+    assert turns.rate(0) == 150
+    assert turns.rate(1) == 90
+    assert turns.share(1, of=0) == 0.5
 
 
 # -- the profile ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Join operators in a process of their own: `python -m millstream.bench.operator CASE`, all in JSON."""
+"""Join operators in a process of their own: `python -m millstream.bench.operator CASE`, all in JSON (`apart.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,20 +72,18 @@ class Measured:
     profile: dict[str, float]
 
 
-def rates_by_turns(cases: Sequence[Case], rounds: int) -> list[list[float]]:
-    """Run several operators by turns, a window at a time: of each round the rates of all, which whatever else goes on
-    on the machine has slowed down alike.
+def serve_turns(cases: Sequence[Case], asked: Iterable[str]) -> Iterator[list[float]]:
+    """Warm several operators up; each line that comes then has the places of those to run for a window each: their
+    rates, which whatever else goes on on the machine has slowed down alike.
     """
     drives = [_drive(case)[0] for case in cases]
     for case, drive in zip(cases, drives, strict=True):
         drive.warm_up(case.warm_up)
-    rates = []
-    for _ in range(rounds):
-        ran = [drive.run(case.window) for case, drive in zip(cases, drives, strict=True)]
-        rates.append([left / took for left, took, _ in ran])
+    for line in asked:
+        ran = [drives[place].run(cases[place].window) for place in json.loads(line)]
+        yield [left / took for left, took, _ in ran]
     for drive in drives:
         drive.operator.close()
-    return rates
 
 
 def _drive(case: Case) -> tuple[_Drive, int]:
@@ -228,10 +226,11 @@ class _Drive:
 
 
 def main() -> None:
-    """Measure the case given as JSON, or several by turns in as many rounds as are given, and print JSON."""
+    """Measure the case given as JSON, or several by turns as standard input asks for them; a line of JSON for each."""
     given = json.loads(sys.argv[1])
     if isinstance(given, list):
-        print(json.dumps(rates_by_turns([Case(**case) for case in given], int(sys.argv[2]))))
+        for rates in serve_turns([Case(**case) for case in given], sys.stdin):
+            print(json.dumps(rates), flush=True)
     else:
         print(json.dumps(asdict(measure(Case(**given)))))
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from ..errors import MillstreamError
 from ..joins import ALGORITHMS, SCANS, least_memory
 from ..master import Master
 from ..workloads import NAMED, Workload
+from .apart import measure_apart
 from .data import Data
 from .operator import Case, Measured
 from .profile import KINDS
@@ -125,26 +121,6 @@ def run(todo: Sequence[Case], progress: Progress, *, by_frequency: str | None = 
         results[name, case.workload, case.budget] = measure_apart(case)
     progress(len(todo), len(todo), "")
     return results
-
-
-def measure_apart(case: Case) -> Measured:
-    """Measure a case in a new process."""
-    return Measured(**_apart(case.name, json.dumps(asdict(case))))
-
-
-def rates_by_turns_apart(cases: Sequence[Case], rounds: int) -> list[list[float]]:
-    """Rates of several cases in a new process, where they run by turns: of each round those of all cases."""
-    found: list[list[float]] = _apart(cases[0].name, json.dumps([asdict(case) for case in cases]), str(rounds))
-    return found
-
-
-def _apart(name: str, *arguments: str) -> Any:
-    command = [sys.executable, "-m", "millstream.bench.operator", *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise MillstreamError(f"measuring {name} failed: {done.stderr.strip().splitlines()[-1]}")
-    return json.loads(done.stdout)
 
 
 def section(results: Results, *, rows: int, command: str, full: bool) -> Section:

@@ -14,9 +14,9 @@ from ..tuning.models import Model
 from ..tuning.planning import best_buffer
 from ..units import format_bytes
 from ..workloads import Workload
+from .apart import ByTurns, measure_apart
 from .data import Data
 from .operator import Case
-from .operators import measure_apart, rates_by_turns_apart
 from .quiet import Quiet
 from .scan import sequential_rate
 
@@ -28,12 +28,14 @@ BUDGET = 0.05  # of R, for rates over the disk buffer
 BUDGETS = (20_000_000, 40_000_000, 80_000_000, 160_000_000, 320_000_000)
 RATED = ("meshjoin", "hybridjoin", "moij")
 RATED_MEMORIES = (12_000_000, 20_000_000, 40_000_000)  # whose rates are asked for
-REFERENCE = 16_000_000  # bytes of a join that runs when the machine is calibrated, and beside what is measured
+REFERENCE = 16_000_000  # bytes of a join that runs while the machine is calibrated, and beside what is measured
+REFERENCE_BUFFER = 1 << 20
+REFERENCE_PARTS = 6  # of a calibration from one time that it runs to the next
 ROWS = 3_500_000
 SUSTAINED, LESS = 0.9, 0.7  # of a rate that counts as sustained; of the memory planned for it
 ROUNDS = 3  # of calibrating and measuring, each in processes of its own; the median counts
 PATIENCE = 300.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
-TURNS = 4  # in a round, of settings that are compared: they run by turns in one process
+TURNS = 6  # in a round, of settings that are compared: they run by turns in one process
 
 Say = Callable[[str], None]
 
@@ -54,6 +56,22 @@ class Setting(NamedTuple):
     algorithm: str
     memory: int
     disk_buffer: int
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Of each turn the rates of some settings, and how fast the machine was: 1 is as when it was calibrated."""
+
+    rates: list[list[float]]
+    speeds: list[float]
+
+    def rate(self, place: int) -> float:
+        """The usual rate of a setting on the machine as it was when it was calibrated."""
+        return median(rates[place] / speed for rates, speed in zip(self.rates, self.speeds, strict=True))
+
+    def share(self, place: int, of: int) -> float:
+        """The usual share of a setting's rate that another one has."""
+        return median(rates[place] / rates[of] for rates in self.rates)
 
 
 @dataclass(frozen=True)
@@ -171,29 +189,30 @@ class Bench:
                     while file.read(8 << 20):
                         pass
         self.factors: tuning.Factors | None = None
-        self.references: dict[str, float] = {}  # tuples/s of a join when the machine was calibrated
+        self.beside: ByTurns | None = None  # joins of all algorithms that show how fast the machine is
+        if not direct:
+            cases = (Setting(name, REFERENCE, REFERENCE_BUFFER) for name in ALGORITHMS)
+            self.beside = ByTurns([self._timed(case, effort.longest_warm_up / 2, effort.turn) for case in cases])
+        self.references: list[float] = []  # their tuples/s when the machine was calibrated
         self.disk_rates: list[float] = []  # of plain reads in between, if reads go to the disk
 
     def calibrate(self) -> None:
-        """Measure the factors, and beside them what joins get on the machine as it is."""
+        """Measure the factors, and in between what joins get on the machine as it is."""
         self.quiet.wait()
-        before = self._run_references()
-        self.factors = tuning.calibrate(
-            self.master, progress=lambda done, total, what: self.say(f"calibrating: {what}")
-        )
-        after = self._run_references()
-        self.references = {name: median([*before.get(name, []), *rates]) for name, rates in after.items()}
+        seen: list[list[float]] = []
 
-    def _reference(self, algorithm: str) -> Setting:
-        return Setting(algorithm, REFERENCE, self.model(algorithm).default_buffer(REFERENCE))
+        def progress(done: int, total: int, what: str) -> None:
+            self.say(f"calibrating: {what}")
+            if self.beside is not None and done % REFERENCE_PARTS == 0:
+                seen.append(self.beside.turn())
 
-    def _run_references(self) -> dict[str, list[float]]:
-        """What they get now; nothing before the first calibration, which says how long to warm them up."""
-        if self.direct or self.factors is None:
-            return {}
-        cases = [self._case(self._reference(name), self.effort.turn)[0] for name in ALGORITHMS]
-        rates = rates_by_turns_apart(cases, self.effort.turns)
-        return {name: [turn[place] for turn in rates] for place, name in enumerate(ALGORITHMS)}
+        self.factors = tuning.calibrate(self.master, progress=progress)
+        self.references = [median(rates) for rates in zip(*seen, strict=True)]
+        self.say(f"references: {', '.join(f'{rate:,.0f}' for rate in self.references)}")
+
+    def close(self) -> None:
+        if self.beside is not None:
+            self.beside.close()
 
     def model(self, algorithm: str) -> Model:
         return tuning.model_of(algorithm, self.master, self.factors, skew=_skew(algorithm))
@@ -211,20 +230,24 @@ class Bench:
         algorithm, memory, disk_buffer = setting
         found = self.model(algorithm).iteration(memory, disk_buffer)
         turn = found.turn / found.rate  # seconds: hot partitions are read together, once in this time
-        case = Case(
+        warm_up = min(self.effort.longest_warm_up, max(1.0, 2 * turn))
+        return self._timed(setting, warm_up, max(window, turn)), found.rate
+
+    def _timed(self, setting: Setting, warm_up: float, window: float) -> Case:
+        algorithm, memory, disk_buffer = setting
+        return Case(
             algorithm=algorithm,
             workload=f"Zipf {_skew(algorithm):g}",
             master=self.path,
             budget=memory / self.master.statistics.bytes,
             keys=self.rows,
             exponent=_skew(algorithm),
-            warm_up=min(self.effort.longest_warm_up, max(1.0, 2 * turn)),
-            window=max(window, turn),
+            warm_up=warm_up,
+            window=window,
             memory=memory,
             disk_buffer=disk_buffer or None,
             direct=self.direct,
         )
-        return case, found.rate
 
     def measure(self, setting: Setting) -> Point:
         """Run one setting."""
@@ -235,35 +258,26 @@ class Bench:
         self._tell(setting, predicted, measured)
         return Point(*setting, [(predicted, measured)])
 
-    def by_turns(self, settings: Sequence[Setting]) -> tuple[list[Point], list[list[float]]]:
-        """Run some settings by turns, and of each turn the rates of all."""
+    def by_turns(self, settings: Sequence[Setting]) -> Turns:
+        """Run settings of an algorithm by turns, and a join beside them that ran while the machine was calibrated."""
+        place = ALGORITHMS.index(settings[0].algorithm)
         cases = [self._case(setting, self.effort.turn) for setting in settings]
+        rates, speeds = [], []
         self.quiet.wait()
-        rates = rates_by_turns_apart([case for case, _ in cases], self.effort.turns)
-        points = []
-        for setting, (_, predicted), found in zip(settings, cases, zip(*rates, strict=True), strict=True):
+        assert self.beside is not None
+        with ByTurns([case for case, _ in cases]) as run:
+            for _ in range(self.effort.turns):
+                rates.append(run.turn())
+                speeds.append(self.beside.turn(place)[0] / self.references[place])
+        self.say(f"the machine is {median(speeds):.0%} as fast as when it was calibrated")
+        for setting, (_, predicted), *found in zip(settings, cases, *rates, strict=True):
             self._tell(setting, predicted, median(found))
-            points.append(Point(*setting, [(predicted, median(found))]))
-        return points, rates
+        return Turns(rates, speeds)
 
-    def beside_reference(self, settings: Sequence[Setting]) -> tuple[list[float], list[list[float]]]:
-        """Run settings of an algorithm by turns with a join that also ran when the machine was calibrated: their rates
-        on the machine as it was then, and of each turn the rates of all as they were.
-        """
-        algorithm = settings[0].algorithm
-        _, rates = self.by_turns([*settings, self._reference(algorithm)])
-        then = self.references[algorithm]
-        return [then * median(turn[place] / turn[-1] for turn in rates) for place in range(len(settings))], rates
-
-    def points(self, algorithm: str, buffers: Sequence[int]) -> list[Point]:
-        """Rates over the disk buffer, on the machine as it was when it was calibrated."""
-        settings = self.over_buffers(algorithm, buffers)
-        measured, _ = self.beside_reference(settings)
-        model = self.model(algorithm)
-        predicted = [model.iteration(one.memory, one.disk_buffer).rate for one in settings]
-        return [
-            Point(*one, [rates]) for one, rates in zip(settings, zip(predicted, measured, strict=True), strict=True)
-        ]
+    def points(self, settings: Sequence[Setting], turns: Turns) -> list[Point]:
+        """What is predicted for settings and what was measured by turns, on the machine as it was when calibrated."""
+        predicted = [self._case(setting, self.effort.turn)[1] for setting in settings]
+        return [Point(*one, [(predicted[place], turns.rate(place))]) for place, one in enumerate(settings)]
 
     def _tell(self, setting: Setting, predicted: float, measured: float) -> None:
         algorithm, memory, disk_buffer = setting
@@ -294,17 +308,17 @@ class Bench:
         plan = self._plan(algorithm, rate=asked)
         lesser = self._plan(algorithm, memory=int(LESS * plan.memory))
         settings = [Setting(algorithm, one.memory, one.parameters["disk_buffer"]) for one in (plan, lesser)]
-        (measured, _), rates = self.beside_reference(settings)
-        left = median(less / planned for planned, less, _ in rates)
-        return Asked(asked, plan.memory, measured, lesser.rate, left)
+        turns = self.by_turns(settings)
+        return Asked(asked, plan.memory, turns.rate(0), lesser.rate, turns.share(1, of=0))
 
     def pair(self, algorithm: str, memory: int) -> Pair:
         """Measure the default and the optimum disk buffer by turns."""
         model = self.model(algorithm)
         sizes = model.default_buffer(memory), best_buffer(model, memory)
         both = [Setting(algorithm, memory, size) for size in sizes]
-        (default, best), rates = self.by_turns(both)
-        losses = [1 - default / best for default, best in rates] if both[0] != both[1] else [0.0]
+        turns = self.by_turns(both)
+        losses = [1 - default / best for default, best in turns.rates] if both[0] != both[1] else [0.0]
+        default, best = self.points(both, turns)
         return Pair(default, best, losses)
 
 
@@ -357,10 +371,12 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
     pairs: list[list[Pair]] = []
     for _ in range(1 if quick else ROUNDS):
         bench.calibrate()
-        points.append([point for name in ALGORITHMS for point in bench.points(name, buffers)])
+        over_buffers = [bench.over_buffers(name, buffers) for name in ALGORITHMS]
+        points.append([point for one in over_buffers for point in bench.points(one, bench.by_turns(one))])
         rated.append([bench.rated(*one) for one in asked])
         others.append([bench.measure(setting) for setting in bench.others()])
         pairs.append([bench.pair("meshjoin", budget) for budget in budgets])
+    bench.close()
     disk = Bench(data, rows, effort, quiet, direct=True)
     disk.calibrate()
     from_disk = [disk.measure(one) for name in ALGORITHMS for one in disk.over_buffers(name, buffers)]

@@ -91,10 +91,10 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
         "of its own calibration, and the median round counts. What is compared - disk buffers, memory planned for a "
         "rate and 70% of it - runs by turns in one process; where the rate was more than asked for, that with less "
         "memory is given as a share of it. The machine is not always as fast as when it was calibrated: what is "
-        f"compared with a prediction runs by turns with a join of {format_bytes(REFERENCE)} that also ran before and "
-        "after the calibration, and is corrected by how much faster or slower that one is now. R is read through the "
-        "page cache, as `ms.join` does by default, and in one round more with O_DIRECT, so that every read goes to the "
-        "disk, not corrected: on shared machines that is much slower for seconds to minutes now and then, in the "
+        f"compared with a prediction runs by turns with a join of {format_bytes(REFERENCE)} that also ran now and "
+        "then during the calibration, and is corrected by how much faster or slower that one is now. R is read through "
+        "the page cache, as `ms.join` does by default, and in one round more with O_DIRECT, so that every read goes to "
+        "the disk, not corrected: on shared machines that is much slower for seconds to minutes now and then, in the "
         f"calibration as in the measurement. {results.quiet}",
         checks=checks(results, full=full),
         tables=[
