@@ -119,3 +119,9 @@ def block_checksum(address, length):
     if length <= _SHORT:
         return hash_bytes(address, length, np.uint64(0))
     return _xxh3_long(np.int64(address), np.int64(length))
+
+
+def segment_checksum(buffer) -> int:
+    """The checksum that a master's index has of each segment."""
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    return int(block_checksum(data.ctypes.data, data.nbytes))
