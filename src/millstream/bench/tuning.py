@@ -37,8 +37,8 @@ REFERENCE_PARTS = 6  # of a calibration from one time that it runs to the next
 ROWS = 3_500_000
 SUSTAINED, LESS = 0.9, 0.7  # of a rate that counts as sustained; of the memory planned for it
 ROUNDS = 3  # of calibrating and measuring, each in processes of its own; the median counts
-PATIENCE = 300.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
-TURNS = 6  # in a round, of settings that are compared: they run by turns in one process
+PATIENCE = 30.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
+TURNS = 5  # in a round, of settings that are compared: they run by turns in one process
 
 Say = Callable[[str], None]
 
@@ -197,7 +197,8 @@ class Bench:
         def progress(done: int, total: int, what: str) -> None:
             self.say(f"calibrating: {what}")
             if self.beside is not None and done % REFERENCE_PARTS == 0:
-                seen.append(self.beside.turn())
+                _, *rates = self.beside.turn(0, *range(len(ALGORITHMS)))  # one that has slept is slower at first
+                seen.append(rates)
 
         self.factors = tuning.calibrate(self.master, progress=progress)
         self.references = [median(rates) for rates in zip(*seen, strict=True)]
