@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, median_low
@@ -38,9 +38,8 @@ ROWS = 3_500_000
 SUSTAINED, LESS = 0.9, 0.7  # of a rate that counts as sustained; of the memory planned for it
 ROUNDS = 3  # of calibrating and measuring, each in processes of its own; the median counts
 PATIENCE = 30.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
-TURNS = 5  # in a round, of settings that are compared: they run by turns in one process
-
-Say = Callable[[str], None]
+TURNS = 9  # in a round, of settings that are compared: they run by turns in one process
+PAIR_TURNS = 15  # of two disk buffers that differ by a few percent, where a turn may be off by ten
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ class Effort:
     window: float = 1.6
     turn: float = 0.4  # of settings that run by turns
     turns: int = TURNS
+    pair_turns: int = PAIR_TURNS
     longest_warm_up: float = 10.0
 
 
@@ -197,12 +197,17 @@ class Bench:
         def progress(done: int, total: int, what: str) -> None:
             self.say(f"calibrating: {what}")
             if self.beside is not None and done % REFERENCE_PARTS == 0:
-                _, *rates = self.beside.turn(0, *range(len(ALGORITHMS)))  # one that has slept is slower at first
-                seen.append(rates)
+                seen.append(self._references(range(len(ALGORITHMS))))
 
         self.factors = tuning.calibrate(self.master, progress=progress)
         self.references = [median(rates) for rates in zip(*seen, strict=True)]
         self.say(f"references: {', '.join(f'{rate:,.0f}' for rate in self.references)}")
+
+    def _references(self, places: Iterable[int]) -> list[float]:
+        """What the joins at these places get on the machine as it is now."""
+        assert self.beside is not None
+        _, *rates = self.beside.turn(0, *places)  # a process that has slept is slower at first
+        return rates
 
     def close(self) -> None:
         if self.beside is not None:
@@ -252,20 +257,25 @@ class Bench:
         self._tell(setting, predicted, measured)
         return Point(*setting, [(predicted, measured)])
 
-    def by_turns(self, settings: Sequence[Setting]) -> Turns:
-        """Run settings of an algorithm by turns, and a join beside them that ran while the machine was calibrated."""
+    def by_turns(self, settings: Sequence[Setting], turns: int | None = None) -> Turns:
+        """Run settings of an algorithm by turns, and a join beside them that ran while the machine was calibrated.
+
+        Every other turn goes backwards: none of them always comes right after the same.
+        """
         place = ALGORITHMS.index(settings[0].algorithm)
         cases = [self._case(setting, self.effort.turn) for setting in settings]
         rates, speeds = [], []
+        order = range(len(cases))
         self.quiet.wait()
-        assert self.beside is not None
         with ByTurns([case for case, _ in cases]) as run:
-            for _ in range(self.effort.turns):
-                rates.append(run.turn())
-                speeds.append(self.beside.turn(place)[0] / self.references[place])
+            for _ in range(turns or self.effort.turns):
+                found = dict(zip(order, run.turn(*order), strict=True))
+                rates.append([found[number] for number in range(len(cases))])
+                speeds.append(self._references([place])[0] / self.references[place])
+                order = order[::-1]
         self.say(f"the machine is {median(speeds):.0%} as fast as when it was calibrated")
-        for setting, (_, predicted), *found in zip(settings, cases, *rates, strict=True):
-            self._tell(setting, predicted, median(found))
+        for setting, (_, predicted), *measured in zip(settings, cases, *rates, strict=True):
+            self._tell(setting, predicted, median(measured))
         return Turns(rates, speeds)
 
     def points(self, settings: Sequence[Setting], turns: Turns) -> list[Point]:
@@ -310,7 +320,7 @@ class Bench:
         model = self.model(algorithm)
         sizes = model.default_buffer(memory), best_buffer(model, memory)
         both = [Setting(algorithm, memory, size) for size in sizes]
-        turns = self.by_turns(both)
+        turns = self.by_turns(both, self.effort.pair_turns)
         losses = [1 - default / best for default, best in turns.rates] if both[0] != both[1] else [0.0]
         default, best = self.points(both, turns)
         return Pair(default, best, losses)
@@ -352,7 +362,7 @@ def _together(points: Sequence[Point]) -> Point:
 
 def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
     """Measure everything, in rounds that begin with a calibration."""
-    effort = Effort(window=0.5, turns=1, longest_warm_up=2.0) if quick else Effort()
+    effort = Effort(window=0.5, turns=1, pair_turns=1, longest_warm_up=2.0) if quick else Effort()
     buffers = BUFFERS[2:6:2] if quick else BUFFERS
     budgets = BUDGETS[:2] if quick else BUDGETS
     asked = [(name, memory) for name, memories in RATED.items() for memory in memories][: 1 if quick else None]
