@@ -49,6 +49,12 @@ def test_a_tuple_costs_no_less_in_a_larger_structure() -> None:
     assert step(3000, 1e5) == pytest.approx(310e-6, rel=0.2)
 
 
+def test_runs_that_were_fast_by_chance_count_no_more_than_slow_ones() -> None:
+    samples = [Sample(10, 100, 100_000, 100_000 * 50e-9 * noise) for noise in (0.6, 0.8, 1.2, 1.4)]
+    assert fit(samples)(1_000, 10) == pytest.approx(1_000 * 50e-9, rel=0.02)
+
+
+
 def test_what_an_iteration_waits_for_its_reads() -> None:
     assert waiting(1, 100.0, 30.0, 50.0) == 20  # one read, 80 of work meanwhile
     assert waiting(1, 100.0, 30.0, 90.0) == 0

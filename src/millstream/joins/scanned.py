@@ -14,7 +14,7 @@ from ..master.part_files import HUGE, PAGE
 from .base import Operator
 
 DISK_BUFFER = 4 << 20  # more is no faster: what was read first has left the caches of the processor
-READ_BYTES = 300_000  # what the page cache gives while a step of any size is prepared
+READ_BYTES = 450_000  # what the page cache gives while a step of any size is prepared
 DIRECT_BYTES = 120_000  # and a disk
 LEAST_HUGE = 3_500_000  # with less to spare, a huge page of buffers takes more from the window than it is worth
 PARQUET_BUFFER = 16 << 20

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 ALIKE = 0.05  # weight of neighbouring sizes being alike, where a sample has 1
+FITS = 3  # the first relative to what was seen, which favours runs that were fast by chance; then to what was fitted
 
 
 @dataclass(frozen=True)
@@ -86,17 +87,18 @@ def fit(samples: Sequence[Sample]) -> Step:
     if not samples:
         return Step(0.0, Curve((1.0,), (1e-12,)))
     sizes = sorted({one.size for one in samples})
-    matrix = np.zeros((len(samples) + len(sizes) - 1, 1 + len(sizes)))  # the fixed part, then what each size adds
+    seen = np.array([one.seconds / one.calls for one in samples])
+    parts = np.zeros((len(samples), 1 + len(sizes)))  # the fixed part, then what each size adds
+    parts[:, 0] = 1
     for row, one in enumerate(samples):
-        mean = one.seconds / one.calls
-        matrix[row, 0] = 1 / mean
-        matrix[row, 1 : 2 + sizes.index(one.size)] = one.tuples / one.calls / mean
-    most = matrix[:, 1:].max()  # 1 / the cost of a tuple, if tuples are all that costs
-    for place in range(1, len(sizes)):
-        matrix[len(samples) + place - 1, 1 + place] = ALIKE * most
-    target = np.zeros(len(matrix))
-    target[: len(samples)] = 1
-    found = _not_negative(matrix, target)
+        parts[row, 1 : 2 + sizes.index(one.size)] = one.tuples / one.calls
+    fitted = seen
+    for _ in range(FITS):
+        relative = parts / fitted[:, None]
+        most = relative[:, 1:].max()  # 1 / the cost of a tuple, if tuples are all that costs
+        alike = np.eye(len(sizes), 1 + len(sizes), 1)[1:] * ALIKE * most
+        found = _not_negative(np.vstack([relative, alike]), np.append(seen / fitted, np.zeros(len(alike))))
+        fitted = np.maximum(parts @ found, 0.1 * seen)
     return Step(float(found[0]), Curve.of(dict(zip(sizes, np.cumsum(found[1:]).tolist(), strict=True))))
 
 
