@@ -54,7 +54,6 @@ def test_runs_that_were_fast_by_chance_count_no_more_than_slow_ones() -> None:
     assert fit(samples)(1_000, 10) == pytest.approx(1_000 * 50e-9, rel=0.02)
 
 
-
 def test_what_an_iteration_waits_for_its_reads() -> None:
     assert waiting(1, 100.0, 30.0, 50.0) == 20  # one read, 80 of work meanwhile
     assert waiting(1, 100.0, 30.0, 90.0) == 0
