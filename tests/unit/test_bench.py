@@ -19,7 +19,7 @@ from millstream.bench.data import Data, write_sales
 from millstream.bench.operator import Case, Measured, measure
 from millstream.bench.profile import KINDS, TARGETS, Clock, instrumented
 from millstream.bench.report import Check, Section, Table, replaced
-from millstream.bench.tuning import Turns
+from millstream.bench.tuning_results import Pair, Setting, Turns
 from millstream.workloads import Workload
 
 
@@ -125,6 +125,14 @@ def test_rates_by_turns_are_those_of_the_machine_as_it_was() -> None:
     assert turns.rate(0) == 150
     assert turns.rate(1) == 90
     assert turns.share(1, of=0) == 0.5
+
+
+def test_the_default_buffer_is_compared_turn_by_turn() -> None:
+    default, best = Setting("meshjoin", 20_000_000, 1 << 20), Setting("meshjoin", 20_000_000, 2 << 20)
+    rates = [(90.0, 100.0), (40.0, 50.0), (300.0, 310.0)]  # the machine was slow and fast
+    assert Pair(default, best, rates).loss == pytest.approx(0.1)
+    assert Pair(default, best, rates).best_rate == 100
+    assert Pair(default, default, rates).loss == 0
 
 
 # -- the profile ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from millstream import joins, tuning
 from millstream.errors import InputError
 from millstream.master import Master, build_local
 from millstream.tuning.curves import Sample, fit
+from millstream.tuning.runs import Running
 from millstream.tuning.sample_stream import BATCH_RESULTS, SampleStream
 from millstream.tuning.scan_models import waiting
 from millstream.workloads import Workload
@@ -76,6 +78,20 @@ def test_a_batch_of_a_sample_stream_has_no_more_results_than_a_run_can_take(tmp_
     table = pa.table({"k": np.repeat(np.arange(20), 3000), "text": ["some text"] * 60_000})
     master = build_local(table, tmp_path / "m", key="k")
     assert next(SampleStream(master).batches(1.0)).num_rows <= BATCH_RESULTS / 3000
+
+
+def test_an_operator_that_had_a_long_turn_waits_for_the_others(tmp_path: Path) -> None:
+    shop = Workload(keys=2_000)
+    products = build_local(shop.master_table(), tmp_path / "m", key="product_id")
+    with closing(joins.create("hybridjoin", products, on="product_id", memory="4MB")) as operator:
+        one = Running(operator, shop.stream(1 << 40, batch_rows=1_000), lambda: None)
+        one.turn(0.02)
+        assert one.spent >= 0.02
+        rows, one.spent = operator.stats.rows_in, 0.5
+        one.turn(0.04)
+        assert operator.stats.rows_in == rows
+        one.turn(0.51)
+        assert operator.stats.rows_in > rows
 
 
 def test_calibration_predicts_a_run(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..tuning import BufferCurve
     from .source import Overhead
     from .static_join import Compared
-    from .tuning import Results as TuningResults
+    from .tuning_results import Results as TuningResults
 
 _OURS, _THEIRS = "#1b6ca8", "#c8553d"
 _EXPONENTS = {"uniform": 0.0, "Zipf 0.5": 0.5, "Zipf 1": 1.0, "Zipf 1.5": 1.5}
@@ -132,8 +132,8 @@ def default_buffer(results: TuningResults, file: Path) -> Path:
     """Measured rate at the default and at the optimum disk buffer over the memory."""
     figure, axes = _pyplot().subplots(figsize=(5.4, 3.6))
     memory = [pair.default.memory / 1e6 for pair in results.defaults]
-    axes.plot(memory, [pair.best.measured / 1e3 for pair in results.defaults], "o-", color=_OURS, label="optimum")
-    rates = [pair.default.measured / 1e3 for pair in results.defaults]
+    axes.plot(memory, [pair.best_rate / 1e3 for pair in results.defaults], "o-", color=_OURS, label="optimum")
+    rates = [pair.default_rate / 1e3 for pair in results.defaults]
     axes.plot(memory, rates, "s--", color=_THEIRS, label="default", markersize=4)
     axes.set(xscale="log", xlabel="memory, MB", ylabel="1000 tuples per second, meshjoin")
     _plain_ticks(axes, memory)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median, median_low
-from typing import NamedTuple
+from statistics import harmonic_mean, median
 
 from .. import tuning
 from ..master import Master
@@ -19,6 +18,7 @@ from .data import Data
 from .operator import Case
 from .quiet import Quiet
 from .scan import sequential_rate
+from .tuning_results import Asked, Pair, Point, Rated, Results, Setting, Turns, middle, together
 
 ALGORITHMS = ("meshjoin", "hybridjoin", "xhybridjoin", "cachejoin", "moij")
 OTHERS = ("auto", "ssbj", "ameshjoin", "rmeshjoin", "inlj")  # predicted too, but without a target
@@ -33,13 +33,14 @@ RATED = {  # memories whose rates are asked for: with much more the rate hardly 
 }
 REFERENCE = 16_000_000  # bytes of a join that runs while the machine is calibrated, and beside what is measured
 REFERENCE_BUFFER = 1 << 20
-REFERENCE_PARTS = 6  # of a calibration from one time that it runs to the next
+REFERENCE_PARTS = 20  # of a calibration from one time that it runs to the next
 ROWS = 3_500_000
 SUSTAINED, LESS = 0.9, 0.7  # of a rate that counts as sustained; of the memory planned for it
 ROUNDS = 3  # of calibrating and measuring, each in processes of its own; the median counts
 PATIENCE = 30.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
 TURNS = 9  # in a round, of settings that are compared: they run by turns in one process
-PAIR_TURNS = 15  # of two disk buffers that differ by a few percent, where a turn may be off by ten
+PAIR_TURNS = 40  # in a round, of two disk buffers that differ by a few percent, where a turn may be off by ten
+PAIR_WINDOW, PAIR_ITERATIONS = 0.1, 16  # seconds and iterations that each of the two runs for at least, twice in a turn
 
 
 @dataclass(frozen=True)
@@ -51,114 +52,6 @@ class Effort:
     turns: int = TURNS
     pair_turns: int = PAIR_TURNS
     longest_warm_up: float = 10.0
-
-
-class Setting(NamedTuple):
-    """What an operator is run with."""
-
-    algorithm: str
-    memory: int
-    disk_buffer: int
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Of each turn the rates of some settings, and how fast the machine was: 1 is as when it was calibrated."""
-
-    rates: list[list[float]]
-    speeds: list[float]
-
-    def rate(self, place: int) -> float:
-        """The usual rate of a setting on the machine as it was when it was calibrated."""
-        return median(rates[place] / speed for rates, speed in zip(self.rates, self.speeds, strict=True))
-
-    def share(self, place: int, of: int) -> float:
-        """The usual share of a setting's rate that another one has."""
-        return median(rates[place] / rates[of] for rates in self.rates)
-
-
-@dataclass(frozen=True)
-class Point:
-    """A setting, and of each round the rate that was predicted for it and the one that was measured right after.
-
-    Machines that others use are slower for minutes now and then, the calibration of a round as its measurements: the
-    error is that of the median round.
-    """
-
-    algorithm: str
-    memory: int
-    disk_buffer: int
-    rates: list[tuple[float, float]]
-
-    @property
-    def predicted(self) -> float:
-        return median(predicted for predicted, _ in self.rates)
-
-    @property
-    def measured(self) -> float:
-        return median(measured for _, measured in self.rates)
-
-    @property
-    def ratio(self) -> float:
-        """Of what was predicted to what was measured."""
-        return median(predicted / measured for predicted, measured in self.rates)
-
-    @property
-    def error(self) -> float:
-        return abs(self.ratio - 1)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Memory planned for a rate, the rate measured with it, and how much of that is left with less of the memory, in
-    the middle of several turns.
-
-    The rate is that of the machine as it was when it was calibrated, by what a join gets then and now.
-    """
-
-    rate: float
-    memory: int
-    measured: float
-    left: float
-
-
-@dataclass(frozen=True)
-class Rated:
-    """What was asked for in each round, with the calibration of that round."""
-
-    algorithm: str
-    rounds: list[Asked]
-
-    @property
-    def asked(self) -> float:
-        return median(one.rate for one in self.rounds)
-
-    @property
-    def memory(self) -> float:
-        return median(one.memory for one in self.rounds)
-
-    @property
-    def share(self) -> float:
-        """Of the rate asked for."""
-        return median(one.measured / one.rate for one in self.rounds)
-
-    @property
-    def share_with_less(self) -> float:
-        """A machine that is faster than when it was calibrated is asked for more."""
-        return median(one.left for one in self.rounds) * min(1.0, self.share)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The default disk buffer and the best one of the model, and in each turn what the default loses against it."""
-
-    default: Point
-    best: Point
-    losses: list[float]
-
-    @property
-    def loss(self) -> float:
-        return median(self.losses)
 
 
 class Bench:
@@ -257,7 +150,7 @@ class Bench:
         self._tell(setting, predicted, measured)
         return Point(*setting, [(predicted, measured)])
 
-    def by_turns(self, settings: Sequence[Setting], turns: int | None = None) -> Turns:
+    def by_turns(self, settings: Sequence[Setting]) -> Turns:
         """Run settings of an algorithm by turns, and a join beside them that ran while the machine was calibrated.
 
         Every other turn goes backwards: none of them always comes right after the same.
@@ -268,7 +161,7 @@ class Bench:
         order = range(len(cases))
         self.quiet.wait()
         with ByTurns([case for case, _ in cases]) as run:
-            for _ in range(turns or self.effort.turns):
+            for _ in range(self.effort.turns):
                 found = dict(zip(order, run.turn(*order), strict=True))
                 rates.append([found[number] for number in range(len(cases))])
                 speeds.append(self._references([place])[0] / self.references[place])
@@ -316,48 +209,30 @@ class Bench:
         return Asked(asked, plan.memory, turns.rate(0), turns.share(1, of=0))
 
     def pair(self, algorithm: str, memory: int) -> Pair:
-        """Measure the default and the optimum disk buffer by turns."""
+        """Measure the default and the optimum disk buffer by turns, each before and behind the other."""
         model = self.model(algorithm)
         sizes = model.default_buffer(memory), best_buffer(model, memory)
-        both = [Setting(algorithm, memory, size) for size in sizes]
-        turns = self.by_turns(both, self.effort.pair_turns)
-        losses = [1 - default / best for default, best in turns.rates] if both[0] != both[1] else [0.0]
-        default, best = self.points(both, turns)
-        return Pair(default, best, losses)
-
-
-@dataclass(frozen=True)
-class Results:
-    """All that was measured: points over the disk buffer, default and optimum by budget, and memory for rates.
-
-    Through the page cache, and over the disk buffer also with every read `from_disk`.
-    """
-
-    over_buffers: list[Point]
-    defaults: list[Pair]
-    rated: list[Rated]
-    others: list[Point]
-    from_disk: list[Point]
-    disk_rates: list[float]
-    quiet: str = ""
-
-    def of(self, algorithm: str) -> list[Point]:
-        return points_of(algorithm, self.over_buffers)
-
-
-def points_of(algorithm: str, points: Sequence[Point]) -> list[Point]:
-    return [one for one in points if one.algorithm == algorithm]
+        default, best = (Setting(algorithm, memory, size) for size in sizes)
+        found = Pair(default, best, [])
+        window = PAIR_WINDOW
+        for size in sizes:
+            iteration = model.iteration(memory, size)
+            window = max(window, PAIR_ITERATIONS * iteration.tuples / iteration.rate)
+        cases = [replace(self._case(one, 0.0)[0], window=window) for one in (default, best)]
+        self.quiet.wait()
+        with ByTurns(cases) as run:
+            for _ in range(self.effort.pair_turns):
+                first, second, third, fourth = run.turn(0, 1, 1, 0)
+                found.rates.append((harmonic_mean((first, fourth)), harmonic_mean((second, third))))
+        self.say(
+            f"{algorithm}, {format_bytes(memory)}: {found.default_rate:,.0f} with a disk buffer of "
+            f"{format_bytes(sizes[0])}, {found.best_rate:,.0f} with {format_bytes(sizes[1])}, loss {found.loss:.1%}"
+        )
+        return found
 
 
 def _skew(algorithm: str) -> float:
     return SKEWS.get(algorithm, 1.0)
-
-
-def _together(points: Sequence[Point]) -> Point:
-    """All rounds of a setting; its disk buffer is that of the middle one, if the model had another in each."""
-    first = points[0]
-    buffer = median_low([one.disk_buffer for one in points])
-    return Point(first.algorithm, first.memory, buffer, [rates for one in points for rates in one.rates])
 
 
 def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
@@ -385,17 +260,17 @@ def run(data: Data, *, rows: int = ROWS, quick: bool = False) -> Results:
     disk.calibrate()
     from_disk = [disk.measure(one) for name in ALGORITHMS for one in disk.over_buffers(name, buffers)]
     return Results(
-        over_buffers=[_together(found) for found in zip(*points, strict=True)],
+        over_buffers=[together(found) for found in zip(*points, strict=True)],
         defaults=[
             Pair(
-                _together([one.default for one in found]),
-                _together([one.best for one in found]),
-                [loss for one in found for loss in one.losses],
+                middle([one.default for one in found]),
+                middle([one.best for one in found]),
+                [rates for one in found for rates in one.rates],
             )
             for found in zip(*pairs, strict=True)
         ],
         rated=[Rated(name, list(found)) for (name, _), found in zip(asked, zip(*rated, strict=True), strict=True)],
-        others=[_together(found) for found in zip(*others, strict=True)],
+        others=[together(found) for found in zip(*others, strict=True)],
         from_disk=from_disk,
         disk_rates=disk.disk_rates,
         quiet=str(quiet),

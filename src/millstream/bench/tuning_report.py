@@ -8,7 +8,8 @@ from statistics import mean
 
 from ..units import format_bytes
 from .report import Check, Section, Table
-from .tuning import ALGORITHMS, BUDGET, LESS, REFERENCE, ROUNDS, SUSTAINED, Point, Results, points_of
+from .tuning import ALGORITHMS, BUDGET, LESS, REFERENCE, ROUNDS, SUSTAINED
+from .tuning_results import Point, Results, points_of
 
 ERROR, LOSS = 0.15, 0.03  # of predictions, and of the default disk buffer
 
@@ -64,8 +65,8 @@ def section(results: Results, *, rows: int, command: str, full: bool) -> Section
             format_bytes(pair.default.memory),
             format_bytes(pair.default.disk_buffer),
             format_bytes(pair.best.disk_buffer),
-            f"{pair.default.measured / 1000:,.0f}",
-            f"{pair.best.measured / 1000:,.0f}",
+            f"{pair.default_rate / 1000:,.0f}",
+            f"{pair.best_rate / 1000:,.0f}",
             f"{pair.loss:.1%}",
             f"{min(pair.losses):.1%} to {max(pair.losses):.1%}",
         ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from ..errors import InputError
@@ -11,12 +13,13 @@ from ..joins.plan import master_columns
 from ..master import Master
 from .factors import Factors, identity, machine, place, save
 from .reads import RandomReads
-from .runs import Runs
+from .runs import Running, Runs
 from .sample_stream import STREAM_ROW_BYTES, SampleStream
 from .scan_runs import ScanRuns, index_nested_loop, sweeps
 
 LEAST_SECONDS = 4.0
-ROUNDS = 2
+READS_EVERY = 8  # operators, some reads without any: the disk is not always as fast
+TURNS = 5  # of all operators: a machine that others use is slow for seconds to minutes, for all of them alike
 
 Progress = Callable[[int, int, str], None]
 
@@ -35,8 +38,9 @@ def calibrate(
     The operators run for a moment each on a stream of keys from the master, with tuples of `row_bytes` bytes, bringing
     `columns` (all but the key). Factors go to `file`, by default one in the user's cache (`~/.cache/millstream`) where
     `load` finds them. A master opened with `direct=True` is measured, and planned for, without the page cache.
-    `progress(done, total, what)` is called before each part. `seconds` says how long to watch; about twice as long goes
-    into filling windows and caches before.
+    `progress(done, total, what)` is called before each part. `seconds` says how long to watch; about as long goes into
+    filling windows and caches before. All operators are there at once, and run by turns; together they have no more
+    than a quarter of the memory that is free, and not more than two gigabytes.
     """
     known = identity(master)
     if not master.statistics.segments:
@@ -46,27 +50,37 @@ def calibrate(
     if not seconds >= LEAST_SECONDS:
         raise InputError(f"seconds must be at least {LEAST_SECONDS:g}, not {seconds}: less would measure nothing")
     brought = master_columns(master, columns) if columns is not None else None
-    steps = _Steps(progress)
-    steps.say("reading keys")
+    if progress is not None:
+        progress(0, 1, "reading keys")
     stream = SampleStream(master, row_bytes)
-    reads = RandomReads(master)
+    runs = Runs(master, stream, columns=brought, seconds=seconds)
+    scans = ScanRuns(runs)
+    todo = [*scans.todo(), *runs.index_joins(), index_nested_loop(runs), *sweeps(runs)]
+    steps = itertools.count(1)
+    total = 1 + (1 + TURNS) * len(todo)
 
     def say(what: str) -> None:
-        steps.say(what)
-        reads.round(0.002 * seconds)  # spread over all the time, as the disk is not always as fast
+        if progress is not None:
+            progress(next(steps), total, what)
 
-    runs = Runs(master, stream, columns=brought, say=say)
-    scans = ScanRuns(runs)
-    scans.compare_buffers(0.06 * seconds)
-    for number in range(ROUNDS):
-        scans.round(0.15 * seconds)
-        runs.hybrid_joins(0.12 * seconds, skewed=bool(number))
-        if number:
-            runs.caches(0.6 * seconds)
-        else:
-            index_nested_loop(runs, 0.03 * seconds)
-            sweeps(runs, 0.3 * seconds)
-    reads.close()
+    running: list[tuple[str, Running]] = []
+    with ExitStack() as stack:
+        reads = stack.enter_context(closing(RandomReads(master)))
+        for what, start in todo:
+            say(f"warming up {what}")
+            one = start()
+            if one is not None:
+                stack.callback(one.operator.close)
+                running.append((what, one))
+        share = seconds / (TURNS * len(todo))
+        for turn in range(1, TURNS + 1):
+            for number, (what, one) in enumerate(running):
+                say(f"running {what}")
+                if number % READS_EVERY == 0:
+                    reads.round(share)
+                one.turn(turn * share)
+        for _, one in running:
+            one.file()
     scan, handing_over = scans.factors()
     factors = Factors(
         master=known,
@@ -83,25 +97,7 @@ def calibrate(
         path=f"version {master.version} of {master.path}",
         direct=master.direct,
     )
-    steps.done()
+    if progress is not None:
+        progress(total, total, "")
     save(factors, file if file is not None else place(master))
     return factors
-
-
-class _Steps:
-    """Counts the parts of a calibration for whoever watches."""
-
-    TOTAL = 52
-
-    def __init__(self, progress: Progress | None) -> None:
-        self.progress = progress
-        self.count = 0
-
-    def say(self, what: str) -> None:
-        if self.progress is not None:
-            self.progress(min(self.count, self.TOTAL - 1), self.TOTAL, what)
-        self.count += 1
-
-    def done(self) -> None:
-        if self.progress is not None:
-            self.progress(self.TOTAL, self.TOTAL, "")

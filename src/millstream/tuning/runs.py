@@ -1,4 +1,5 @@
-"""Runs operators for a moment with a stopwatch on their steps, at some settings of memory and disk buffer.
+"""Operators that are warm and run for a moment now and then with a stopwatch on their steps, at some settings of memory
+and disk buffer.
 
 A step's factor is what fits all of its runs: a fixed part for each time, and a part for each tuple that depends on how
 large the structure is that the step works on.
@@ -6,10 +7,11 @@ large the structure is that the step works on.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,30 +26,53 @@ from .factors import SKEWED
 from .sample_stream import BATCH_ROWS, SampleStream
 from .stopwatch import Stopwatch
 
-LEAST_WINDOW = 0.25  # seconds
 LARGEST_BUDGET = 160_000_000
+LARGE = 100_000_000  # bytes of memory that take seconds to fill: with one disk buffer only
+OF_ALL = 12  # times the largest budget is about what all operators have together
 LONGEST_FILLING = 3.0  # seconds until an operator must have begun to read
 
-Say = Callable[[str], None]
+
+class Running:
+    """An operator that is warm, with its stream; `file` files what was seen of it."""
+
+    def __init__(self, operator: Operator, stream: Iterator[pa.RecordBatch], file: Callable[[], None]) -> None:
+        self.operator = operator
+        self.stream = stream
+        self.file = file
+        self.spent = 0.0
+
+    def turn(self, until: float) -> None:
+        """Run until it has had so many seconds in all its turns."""
+        begun = time.perf_counter()
+        if self.spent < until:
+            self._run(until - self.spent)
+        self.spent += time.perf_counter() - begun
+
+    def _run(self, seconds: float) -> None:
+        run(self.operator, self.stream, seconds)
+
+
+class Todo(NamedTuple):
+    """A setting to be watched; `start` makes its operator and warms it up, or finds that it has no room to work in."""
+
+    what: str
+    start: Callable[[], Running | None]
 
 
 class Runs:
-    """Collects samples of steps; `fill` is how full H_S is on average, as a share of its capacity.
+    """Collects samples of steps; `fill` is how full H_S is on average, as a share of its capacity."""
 
-    A machine that others use is slow for half a minute now and then. Whoever runs all settings in rounds that lie apart
-    sees what it usually does, and so does whoever runs a join on it later.
-    """
-
-    def __init__(self, master: Master, stream: SampleStream, *, columns: Sequence[str] | None, say: Say) -> None:
+    def __init__(self, master: Master, stream: SampleStream, *, columns: Sequence[str] | None, seconds: float) -> None:
         self.master = master
         self.stream = stream
         self.columns = columns
-        self.say = say
+        self.seconds = seconds
         self.samples: dict[str, list[Sample]] = defaultdict(list)
         self.fills: list[float] = []
         self._sizes: dict[tuple[str, int], float] = {}
         low = joins.least_memory("moij", master, on=master.key, columns=columns) + 1_500_000
-        high = max(2 * low, min(LARGEST_BUDGET, low + master.statistics.bytes))
+        most = min(LARGEST_BUDGET, _free_memory() // (4 * OF_ALL))
+        high = max(2 * low, min(most, low + master.statistics.bytes))
         self.budgets = [low, int((low * high) ** 0.5), high]
         least = Operator.least_disk_buffer(master)
         self.buffers = [least, max(2 * least, 256 << 10), max(4 * least, 4 << 20)]
@@ -74,61 +99,83 @@ class Runs:
         inside = np.interp(np.log(alone.sizes), np.log(sizes), ratios) * np.array(alone.seconds)
         return Curve(alone.sizes, tuple(inside.tolist()), alone.grows)
 
-    def hybrid_joins(self, seconds: float, *, skewed: bool) -> None:
-        """A round of HYBRIDJOIN over memory and disk buffer: with keys that are often asked for at hand in the
-        processor's caches everything is faster.
+    def index_joins(self) -> Iterator[Todo]:
+        """HYBRIDJOIN over memory and disk buffer, with a flat and with a skewed stream: with keys that are often asked
+        for at hand in the processor's caches everything is faster. Then CACHEJOIN and MOIJ for what the cache costs:
+        only a cache that is full shows it.
         """
-        todo = [(budget, buffer) for budget in self.budgets for buffer in self.buffers if 4 * buffer < budget]
-        for budget, buffer in todo:
-            self._run("hybridjoin", budget, buffer, seconds / len(todo), warm_up=0.0, skewed=skewed)
+        for budget in self.budgets:
+            for buffer in self.buffers if budget <= LARGE else self.buffers[-1:]:
+                if 4 * buffer < budget:
+                    yield self._hybrid_join(budget, buffer, skewed=False)
+                    yield self._hybrid_join(budget, buffer, skewed=True)
+        todo = [(budget, buffer) for budget in self.budgets[:2] for buffer in self.buffers[1:] if 4 * buffer < budget]
+        longest = max((budget for budget, _ in todo), default=0)
+        shares = [0.25 if budget < longest else 1.0 for budget, _ in todo]
+        for (budget, buffer), share in zip(todo, shares, strict=True):
+            for name in ("cachejoin", "moij"):
+                yield self._cache_join(name, budget, buffer, 0.22 * self.seconds * share / sum(shares))
 
-    def caches(self, seconds: float) -> None:
-        """CACHEJOIN and MOIJ for what the cache costs: only a cache that is full shows it."""
-        todo = [
-            (name, budget, buffer)
-            for name in ("cachejoin", "moij")
-            for budget in self.budgets[:2]
-            for buffer in self.buffers[1:]
-            if 4 * buffer < budget
-        ]
-        longest = max(budget for _, budget, _ in todo) if todo else 0
-        shares = [0.25 if budget < longest else 1.0 for _, budget, _ in todo]
-        for (name, budget, buffer), share in zip(todo, shares, strict=True):
-            mine = seconds * share / sum(shares)
-            self._run(name, budget, buffer, 0.25 * mine, warm_up=0.75 * mine, skewed=True)
+    def _hybrid_join(self, budget: int, buffer: int, *, skewed: bool) -> Todo:
+        kind = SKEWED if skewed else ""
 
-    def _run(self, name: str, budget: int, buffer: int, seconds: float, *, warm_up: float, skewed: bool) -> None:
-        self.say(f"running {name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer")
+        def start() -> Running:
+            operator, stream = self._made("hybridjoin", budget, buffer, skewed=skewed)
+            watch, held = _watched(operator)
+
+            def file() -> None:
+                table = operator.waiting.table
+                waiting = self.filed("hybridjoin", budget, table.capacity)
+                if held:
+                    self.fills.append(float(np.mean(held)) / table.capacity)
+                for step in ("loop", "probe", "expire", "output", "append"):
+                    self.samples[step + kind].append(watch.sample(step, waiting))
+                self.samples["read" + kind].append(watch.sample("read", 1.0))
+                self.samples["stream output" + kind].append(_stream_output(operator, waiting))
+                self.samples["io"].append(watch.sample("io", waiting))
+
+            return Running(operator, stream, file)
+
+        return Todo(text("hybridjoin", budget, buffer), start)
+
+    def _cache_join(self, name: str, budget: int, buffer: int, warm_up: float) -> Todo:
+        def start() -> Running:
+            operator, stream = self._made(name, budget, buffer, skewed=True)
+            assert isinstance(operator, CacheJoin)
+            cache = operator.cache
+            run(operator, stream, warm_up)
+            watch, _ = _watched(operator)
+
+            def file() -> None:
+                cached = self.filed(f"{name} cache", budget, cache.table.capacity)
+                seen = {"test": "test", "hit": "test.output"}
+                if not self._small(budget):  # looking through a table costs every iteration the more the larger it is
+                    seen[f"{name} switch"] = "switch"
+                for step, timed in seen.items():
+                    self.samples[step].append(watch.sample(timed, cached))
+
+            return Running(operator, stream, file)
+
+        return Todo(text(name, budget, buffer), start)
+
+    def _made(
+        self, name: str, budget: int, buffer: int, *, skewed: bool
+    ) -> tuple[HybridJoin, Iterator[pa.RecordBatch]]:
+        """An operator that has begun to read, and its stream."""
         operator = joins.create(
             name, self.master, on=self.master.key, memory=budget, columns=self.columns, disk_buffer=buffer
         )
         assert isinstance(operator, HybridJoin)
-        small = budget == self.budgets[0]  # and slow: a large batch would take seconds
-        stream = self.stream.batches(1.0 if skewed else 0.0, rows=BATCH_ROWS // 8 if small else BATCH_ROWS)
-        work(operator.process(next(stream)))  # makes H_S
-        fill(operator, stream)
-        run(operator, stream, max(warm_up, 0.5 * seconds))
-        watch, held = _watched(operator)
-        run(operator, stream, max(LEAST_WINDOW, 0.5 * seconds))
-        waiting = self.filed(name, budget, operator.waiting.table.capacity)
-        if name == "hybridjoin":
-            if held:
-                self.fills.append(float(np.mean(held)) / operator.waiting.table.capacity)
-            kind = SKEWED if skewed else ""
-            for step in ("loop", "probe", "expire", "output", "append"):
-                self.samples[step + kind].append(watch.sample(step, waiting))
-            self.samples["read" + kind].append(watch.sample("read", 1.0))
-            self.samples["stream output" + kind].append(_stream_output(operator, waiting))
-            self.samples["io"].append(watch.sample("io", waiting))
-        else:
-            assert isinstance(operator, CacheJoin)
-            cached = self.filed(f"{name} cache", budget, operator.cache.table.capacity)
-            seen = {"test": "test", "hit": "test.output"}
-            if not small:  # looking through a table costs every iteration the more the larger it is
-                seen[f"{name} switch"] = "switch"
-            for step, timed in seen.items():
-                self.samples[step].append(watch.sample(timed, cached))
-        operator.close()
+        rows = BATCH_ROWS // 8 if self._small(budget) else BATCH_ROWS
+        stream = self.stream.batches(1.0 if skewed else 0.0, rows=rows)
+        begun = time.perf_counter()
+        while not operator.stats.iterations and time.perf_counter() - begun < LONGEST_FILLING:
+            work(operator.process(next(stream)))
+        return operator, stream
+
+    def _small(self, budget: int) -> bool:
+        """Whether it is the least one, and slow: a large batch would take seconds."""
+        return budget == self.budgets[0]
 
     def filed(self, what: str, budget: int, size: int) -> float:
         """The size under which samples are filed, one for all runs with a budget, so that they are fitted together."""
@@ -182,11 +229,12 @@ def _stream_output(operator: HybridJoin, waiting: float) -> Sample:
     return Sample(waiting, max(1, -(-len(refs) // 4096)), float(len(refs)), time.perf_counter() - begun)
 
 
-def fill(operator: Operator, stream: Iterator[pa.RecordBatch]) -> None:
-    """Feed until the operator has begun to read."""
-    begun = time.perf_counter()
-    while not operator.stats.iterations and time.perf_counter() - begun < LONGEST_FILLING:
-        work(operator.process(next(stream)))
+def text(name: str, budget: int, buffer: int) -> str:
+    return f"{name} with {budget / 1e6:.3g} MB, of them {buffer / 1e6:.2g} MB of disk buffer"
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def run(operator: Operator, stream: Iterator[pa.RecordBatch], seconds: float) -> None:
