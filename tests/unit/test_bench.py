@@ -210,11 +210,11 @@ def as_expected() -> operators.Results:
 
 
 def test_all_targets_met() -> None:
-    assert {check.verdict for check in operators.checks(as_expected(), full=True)} == {"PASS"}
+    assert {check.verdict for check in operators.checks(as_expected(), {}, full=True)} == {"PASS"}
 
 
 def test_a_target_of_the_full_size_is_not_judged_at_another() -> None:
-    first = operators.checks(as_expected(), full=False)[0]
+    first = operators.checks(as_expected(), {}, full=False)[0]
     assert first.passed is None
     assert first.verdict == "-"
 
@@ -224,16 +224,40 @@ def test_misses_are_named() -> None:
     results["auto", "drifting", 0.1] = made(1e5)
     results["hybridjoin", "Zipf 1", 0.1] = made(9e5)
     results["auto", "90 % absent", 0.1] = made(1e6)
-    failed = {check.what: check.found for check in operators.checks(results, full=True) if check.passed is False}
+    races: operators.Races = {(("auto", "uniform", 0.1), "moij"): 0.9}
+    failed = {check.what: check.found for check in operators.checks(results, races, full=True) if check.passed is False}
     assert "drifting 10% (0.06x)" in failed["auto against the best of the others"]
+    assert "uniform 10% (0.90x)" in failed["auto against the best of the others"]
     assert "hybridjoin 2.25x xhybridjoin" in next(found for what, found in failed.items() if what.startswith("order"))
     assert failed["auto: 90 % absent keys against all present"] == "0.31x"
+
+
+def test_those_that_are_close_run_by_turns(data: Data) -> None:
+    case = Case(
+        algorithm="auto",
+        workload="uniform",
+        master=data.master(Workload(keys=2_000)),
+        budget=20.0,
+        keys=2_000,
+        exponent=0.0,
+        warm_up=0.0,
+        window=0.05,
+        direct=False,
+    )
+    _, races = operators.run([replace(case, algorithm=name) for name in ("auto", "moij", "inlj")], lambda *_: None)
+    assert {(name, rival) for ((name, _, _), rival) in races} <= {("auto", "moij"), ("auto", "inlj")}
+    results = as_expected()
+    results["auto", "uniform", 0.1] = made(8.5e5)  # moij and cachejoin have 8e5 there
+    close = list(operators._close(results))
+    assert (("auto", "uniform", 0.1), "moij") in close
+    assert (("moij", "Zipf 1", 0.1), "cachejoin") in close
+    assert (("auto", "Zipf 1", 0.1), "inlj") not in close
 
 
 def test_an_operator_that_was_not_warm_is_marked() -> None:
     results = as_expected()
     results["moij", "drifting", 0.1] = made(5e5, trend=1.5)
-    section = operators.section(results, rows=1000, command="millstream bench operators", full=False)
+    section = operators.section(results, {}, rows=1000, command="millstream bench operators", full=False)
     assert "| 500* |" in section.markdown()
     assert section.markdown().count("* |") == 1
 

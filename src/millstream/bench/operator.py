@@ -76,6 +76,7 @@ def serve_turns(cases: Sequence[Case], asked: Iterable[str]) -> Iterator[list[fl
     """Warm several operators up; each line that comes then has the places of those to run for a window each: their
     rates, which whatever else goes on on the machine has slowed down alike.
     """
+    _pin(cases[0].core)
     drives = [_drive(case)[0] for case in cases]
     for case, drive in zip(cases, drives, strict=True):
         drive.warm_up(case.warm_up)
@@ -109,8 +110,7 @@ def _drive(case: Case) -> tuple[_Drive, int]:
 
 def measure(case: Case) -> Measured:
     """Run one operator: warm-up, then a window in which the tuples that leave it are counted, then a profile."""
-    if case.core is not None:
-        os.sched_setaffinity(0, {case.core})
+    _pin(case.core)
     from .profile import Clock, instrumented
 
     drive, memory = _drive(case)
@@ -145,6 +145,11 @@ def measure(case: Case) -> Measured:
         measured = replace(measured, profile=clock.shares())
     drive.operator.close()
     return measured
+
+
+def _pin(core: int | None) -> None:
+    if core is not None:
+        os.sched_setaffinity(0, {core})
 
 
 def _endless(workload: Workload) -> Iterator[pa.RecordBatch]:

@@ -98,8 +98,8 @@ def _operators(suite: Suite) -> tuple[Section, Plots]:
             if what:
                 suite.data.say(f"operators: {done + 1} of {total}: {what}")
 
-        results = operators.run(todo, progress, by_frequency=by_frequency)
-    section = operators.section(results, rows=suite.rows, command=suite.command, full=suite.full)
+        results, races = operators.run(todo, progress, by_frequency=by_frequency)
+    section = operators.section(results, races, rows=suite.rows, command=suite.command, full=suite.full)
     return section, {
         "operators": lambda file: plots.operators(results, file),
         "where-the-time-goes": lambda file: plots.where_the_time_goes(results, file),
