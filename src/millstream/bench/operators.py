@@ -153,7 +153,7 @@ def _close(results: Results) -> Iterator[tuple[Key, str]]:
             for rival in _rivals(results, key):
                 if measured.rate < CLOSE * results[rival, workload, budget].rate:
                     yield key, rival
-        if name == "moij" and workload in (MAIN, "uniform") and ("cachejoin", workload, budget) in results:
+        if key in (("moij", MAIN, 0.1), ("moij", "uniform", 0.1)) and ("cachejoin", workload, budget) in results:
             yield key, "cachejoin"
 
 
