@@ -38,8 +38,8 @@ ROWS = 3_500_000
 SUSTAINED, LESS = 0.9, 0.7  # of a rate that counts as sustained; of the memory planned for it
 ROUNDS = 3  # of calibrating and measuring, each in processes of its own; the median counts
 PATIENCE = 30.0  # seconds to wait for the machine to be quiet, and to measure again what it was not quiet for
-TURNS = 9  # in a round, of settings that are compared: they run by turns in one process
-PAIR_TURNS = 40  # in a round, of two disk buffers that differ by a few percent, where a turn may be off by ten
+TURNS = 6  # in a round, of settings that are compared: they run by turns in one process
+PAIR_TURNS = 30  # in a round, of two disk buffers that differ by a few percent, where a turn may be off by ten
 PAIR_WINDOW, PAIR_ITERATIONS = 0.1, 16  # seconds and iterations that each of the two runs for at least, twice in a turn
 
 
