@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField
 
 from millstream import joins
+from millstream.bench import adapter
 from millstream.master import Master, build_local
 from millstream.master.files import Store
 from millstream.spark import join_metrics, pins, warm
@@ -201,3 +202,17 @@ def test_metrics_are_read_whichever_way_they_are_wrapped():
     connect = {"values": [inner], "schema": {"fields": [{"name": "join"}]}}
     progress = {"observedMetrics": {"a": {"join": counters}, "b": connect, "c": {"mine": 3}, "d": {"join": None}}}
     assert join_metrics(progress) == {"a": counters, "b": counters}
+
+
+def test_the_identity_function_is_compared_before_and_behind() -> None:
+    rates = adapter.Rates(
+        budget=0.1,
+        rows=10,
+        batch_rows=5,
+        identity=[[100.0, 100.0], [200.0, 200.0], [100.0, 100.0]],  # the machine was faster in the middle
+        ours=[[75.0, 75.0], [90.0, 90.0]],
+        counters={},
+    )
+    assert adapter.ratios(rates) == [0.5, 0.6]
+    (check,) = adapter.checks([rates])
+    assert (check.found, check.passed) == ("55%", False)
