@@ -24,7 +24,7 @@ from .hybridjoin import LEAST_WAITING_BYTES
 from .waiting import WaitingRows
 from .xhybridjoin import XHybridJoin
 
-KEPT = 0.2  # of the memory, when the stream flows
+KEPT = 0.12  # of the memory, when the stream flows: what more rows would serve, their larger table costs the hot ones
 MOST_KEPT = 0.9
 PER_SEGMENT = 512  # bytes that a kept segment takes beside its own: addresses of its buffers, its page
 ROOMY = 4  # times as many rows as waited in a micro-batch may wait in the next one
