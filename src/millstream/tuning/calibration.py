@@ -39,8 +39,8 @@ def calibrate(
     `columns` (all but the key). Factors go to `file`, by default one in the user's cache (`~/.cache/millstream`) where
     `load` finds them. A master opened with `direct=True` is measured, and planned for, without the page cache.
     `progress(done, total, what)` is called before each part. `seconds` says how long to watch; about as long goes into
-    filling windows and caches before. All operators are there at once, and run by turns; together they have no more
-    than a quarter of the memory that is free, and not more than two gigabytes.
+    filling windows and caches before. All operators are there at once, and run by turns; together they have about
+    a quarter of the memory that is free, and not more than two gigabytes.
     """
     known = identity(master)
     if not master.statistics.segments:

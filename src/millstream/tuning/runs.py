@@ -7,10 +7,11 @@ large the structure is that the step works on.
 
 from __future__ import annotations
 
-import os
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -234,7 +235,9 @@ def text(name: str, budget: int, buffer: int) -> str:
 
 
 def _free_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Bytes that programs can have, those of the page cache among them."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else LARGEST_BUDGET * 4 * OF_ALL
 
 
 def run(operator: Operator, stream: Iterator[pa.RecordBatch], seconds: float) -> None:
