@@ -110,7 +110,9 @@ def collect(pages: PageTable, refs: list[int], schema: pa.Schema) -> pa.RecordBa
     batch = pa.RecordBatch.from_arrays(plan.columns(), schema=schema)
     batch.validate(full=True)
     assert batch.get_total_buffer_size() <= plan.retained, "it takes no more than was announced"
-    page = pages.keep(plan)
+    rows = pages.measure_page(np.array(refs, dtype=np.int64), range(len(schema)))
+    assert rows.retained <= rows.nbytes
+    page = pages.keep(rows)
     again = pages.measure(np.arange(len(refs), dtype=np.int64) + (page << 32), range(len(schema))).columns()
     assert pa.RecordBatch.from_arrays(again, schema=schema).equals(batch), "a page of them has the same rows"
     pages.release(page)
@@ -205,7 +207,7 @@ def test_pages_are_used_again() -> None:
     for page in numbers[::2]:
         pages.release(page)
     assert len(pages) == 25
-    rows = pages.measure(np.arange(3) + (1 << 32), [1])
+    rows = pages.measure_page(np.arange(3) + (1 << 32), [1])
     assert sorted(pages.keep(rows) for _ in range(25)) == numbers[::2]
     assert pages.add(batch) == 50
     found = pages.measure(np.array([48 << 32 | 2, 49 << 32 | 1, -1, 0]), [1]).columns()

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..kernels import gather
 from ..kernels.cache_table import ENTRY_BYTES, CacheTable
-from ..kernels.pages import Gathering, PageTable
+from ..kernels.pages import KeptRows, PageTable
 from .ledger import Ledger
 
 PAGE_OVERHEAD = 4096
@@ -77,7 +77,7 @@ class MasterCache:
         while take:
             counts = rows[:take].astype(np.int64)
             refs = _expanded(first[:take], counts)
-            plan = self.pages.measure(refs, self.columns)
+            plan = self.pages.measure_page(refs, self.columns)
             size = plan.nbytes + PAGE_OVERHEAD
             if self.bytes + size <= limit and size <= self.ledger.free:
                 break
@@ -108,7 +108,7 @@ class MasterCache:
         self.ledger.add(self.component, -size)
         return grown - size
 
-    def _store(self, plan: Gathering) -> _Page:
+    def _store(self, plan: KeptRows) -> _Page:
         self.ledger.add(self.component, plan.nbytes)
         number = self.pages.keep(plan)
         size = plan.retained + PAGE_OVERHEAD
@@ -167,7 +167,7 @@ class MasterCache:
         """Copy the rows of entries to a new page, dropping the last ones if there is no room for them."""
         while len(entries):
             counts = self.table.rows[entries].astype(np.int64)
-            plan = self.pages.measure(_expanded(self.table.ref[entries], counts), self.columns)
+            plan = self.pages.measure_page(_expanded(self.table.ref[entries], counts), self.columns)
             size = plan.nbytes + PAGE_OVERHEAD
             if size <= self.ledger.free:
                 page = self._store(plan)

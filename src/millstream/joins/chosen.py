@@ -97,7 +97,7 @@ class ChosenValues:
             self._put_together()
 
     def _add(self, codes: np.ndarray, refs: np.ndarray, marks: np.ndarray) -> None:
-        plan = self.pages.measure(refs, self.columns)
+        plan = self.pages.measure_page(refs, self.columns)
         size = plan.nbytes + PAGE_OVERHEAD + ROW_BYTES * len(refs)
         if size > self.ledger.free or self._size + size > self.limit:
             self.clear()

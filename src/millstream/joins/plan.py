@@ -162,5 +162,5 @@ class KeyComparison:
         """Which pairs of rows have the same key."""
         equal = np.ones(len(left_refs), dtype=np.bool_)
         for mine, theirs in self.pairs:
-            equal &= keep_equal(left.addresses, mine, right.addresses, theirs, left_refs, right_refs)
+            equal &= keep_equal(left, mine, right, theirs, left_refs, right_refs)
         return equal

@@ -177,7 +177,7 @@ class SemiStreamBalancedJoin(ScanJoin):
         begin = np.searchsorted(codes, group.keys, side="left")
         counts = np.searchsorted(codes, group.keys, side="right") - begin
         good = group.counts * self._stream_bytes > counts * self.row_bytes + self.entry_bytes
-        plan = self.pages.measure(refs, self.kept)
+        plan = self.pages.measure_page(refs, self.kept)
         size = plan.nbytes + PAGE_OVERHEAD
         if good.any() and size <= self.ledger.free // 2:
             self.ledger.add("switched rows", size)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels.pages import Gathering, PageTable
+from ..kernels.pages import KeptRows, PageTable
 from .ledger import Ledger
 
 PAGE_OVERHEAD = 2048  # Python and numpy objects of a page
@@ -72,7 +72,7 @@ class SweptRows:
             self._settle()
         rows = len(refs)
         while rows:
-            plan = self.stream.measure(refs[:rows], self.columns)
+            plan = self.stream.measure_page(refs[:rows], self.columns)
             size = plan.nbytes + PAGE_OVERHEAD + rows * (KEY_BYTES + SORT_BYTES)
             room = min(limit - self.bytes, self.ledger.free)
             if size <= room:
@@ -89,9 +89,9 @@ class SweptRows:
 
     def least(self, refs: np.ndarray) -> int:
         """Bytes that the first of some rows needs."""
-        return self.stream.measure(refs[:1], self.columns).nbytes + PAGE_OVERHEAD + KEY_BYTES + SORT_BYTES
+        return self.stream.measure_page(refs[:1], self.columns).nbytes + PAGE_OVERHEAD + KEY_BYTES + SORT_BYTES
 
-    def _page(self, plan: Gathering, keys: np.ndarray, per_row: int) -> WaitingPage:
+    def _page(self, plan: KeptRows, keys: np.ndarray, per_row: int) -> WaitingPage:
         self.ledger.add(self.component, plan.nbytes)
         number = self.stream.keep(plan)
         size = plan.retained + PAGE_OVERHEAD + len(keys) * (KEY_BYTES + per_row)
@@ -115,7 +115,7 @@ class SweptRows:
             cuts = [0, *np.searchsorted(keys, self.bounds).tolist(), len(keys)]
             for place, (low, high) in enumerate(itertools.pairwise(cuts)):
                 if high > low:
-                    plan = self.stream.measure(refs[low:high], self.columns)
+                    plan = self.stream.measure_page(refs[low:high], self.columns)
                     self.ranges[place].append(self._page(plan, keys[low:high], SORT_BYTES // len(self.ranges)))
             self._free(pages)
             self.staged, self._staged_bytes = self.staged[some:], self._staged_bytes - size

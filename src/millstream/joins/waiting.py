@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.pages import Gathering, PageTable
+from ..kernels.pages import KeptRows, PageTable
 from ..kernels.stream_table import StreamTable
 from .ledger import Ledger
 
@@ -43,7 +43,7 @@ class WaitingRows:
             if rows_by_bytes < 1:
                 return 0
             rows = min(rows, rows_by_bytes)
-            plan = self.stream.measure(refs[:rows], self.columns)
+            plan = self.stream.measure_page(refs[:rows], self.columns)
             self.row_bytes = max(8.0, plan.retained / rows)
             if self.bytes + plan.nbytes + PAGE_OVERHEAD <= limit and plan.nbytes + PAGE_OVERHEAD <= self.ledger.free:
                 page = self._page(plan)
@@ -52,7 +52,7 @@ class WaitingRows:
             rows //= 2
         return 0
 
-    def _page(self, plan: Gathering) -> int:
+    def _page(self, plan: KeptRows) -> int:
         self.ledger.add(self.component, plan.nbytes)
         page = self.stream.keep(plan)
         size = plan.retained + PAGE_OVERHEAD
@@ -108,7 +108,7 @@ class WaitingRows:
             places.append(self.places[page][here])
             old.append(refs[here])
         refs = np.concatenate(old)
-        plan = self.stream.measure(refs, self.columns)
+        plan = self.stream.measure_page(refs, self.columns)
         if plan.nbytes + PAGE_OVERHEAD > self.ledger.free:
             return
         page = self._page(plan)

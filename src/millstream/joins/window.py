@@ -90,7 +90,7 @@ class Window:
         free = self.ledger.free - (reserve if self.packets else 0) - PAGE_OVERHEAD
         while rows > 0:
             rows = min(rows, max(1, int(free / self.row_bytes)))
-            plan = self.stream.measure(refs[:rows], self.columns)
+            plan = self.stream.measure_page(refs[:rows], self.columns)
             self.row_bytes = max(8.0, plan.nbytes / rows)
             if plan.nbytes <= free:
                 break
@@ -114,7 +114,7 @@ class Window:
 
     def least(self, refs: np.ndarray) -> int:
         """Bytes that the first of some rows needs."""
-        return self.stream.measure(refs[:1], self.columns).nbytes + PAGE_OVERHEAD
+        return self.stream.measure_page(refs[:1], self.columns).nbytes + PAGE_OVERHEAD
 
     def drop(self) -> None:
         """Let the oldest packet go."""
@@ -184,7 +184,7 @@ class HeldResults:
 
     def attach(self, numbers: np.ndarray, right: np.ndarray) -> None:
         """Copy master rows for rows of the window."""
-        plan = self.pages.measure(right, self.columns)
+        plan = self.pages.measure_page(right, self.columns)
         size = plan.nbytes + PAGE_OVERHEAD + 16 * len(right)
         if size > self.ledger.free:
             least = self.ledger.used + size

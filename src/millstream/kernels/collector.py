@@ -72,11 +72,12 @@ class Collector:
         """How many of the first of some rows there is room for."""
         if not self._texts:
             return min(len(refs), self.capacity - self.rows)
-        return int(_fitting(self.pages.addresses, refs, self._spec, self._state, self.capacity - self.rows))
+        return int(_fitting(self.pages.addresses, self.pages.strides, refs, self._spec, self._state, self.capacity - self.rows))
 
     def append(self, refs: np.ndarray) -> int:
         """Copy the first of some rows, as many as there is room for; how many."""
-        done = int(_append(self.pages.addresses, refs, self._spec, self._state, self.rows, self.capacity - self.rows))
+        table, strides, room = self.pages.addresses, self.pages.strides, self.capacity - self.rows
+        done = int(_append(table, strides, refs, self._spec, self._state, self.rows, room))
         self.rows += done
         return done
 
@@ -102,19 +103,21 @@ class Collector:
 
 
 @njit(cache=True, nogil=True)
-def _fitting(table, refs, spec, state, rows):
+def _fitting(table, strides, refs, spec, state, rows):
     n = min(rows, refs.shape[0])
     for c in range(spec.shape[0]):
         if spec[c, KIND] == OF_BYTES:
             room = state[c, _ROOM] - state[c, _USED]
             starts, ends = np.empty(n, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
-            if gather_lengths(table, spec[c, FIRST] + 1, spec[c, WIDTH], refs[:n], starts, ends) > room:
+            ends[0] = 0
+            first, width = spec[c, FIRST] + 1, spec[c, WIDTH]
+            if gather_lengths(table, strides, first, width, refs[:n], starts, ends) > room:
                 n = max(0, np.searchsorted(ends, room, side="right") - 1)
     return n
 
 
 @njit(cache=True, nogil=True)
-def _append(table, refs, spec, state, at, room):
+def _append(table, strides, refs, spec, state, at, room):
     n = min(room, refs.shape[0])
     texts = 0
     for c in range(spec.shape[0]):
@@ -125,7 +128,8 @@ def _append(table, refs, spec, state, at, room):
         if spec[c, KIND] == OF_BYTES:
             left = state[c, _ROOM] - state[c, _USED]
             first, width = spec[c, FIRST] + 1, spec[c, WIDTH]
-            if gather_lengths(table, first, width, refs[:n], starts[texts, :n], ends[texts, : n + 1]) > left:
+            ends[texts, 0] = 0
+            if gather_lengths(table, strides, first, width, refs[:n], starts[texts, :n], ends[texts, : n + 1]) > left:
                 n = max(0, np.searchsorted(ends[texts, : n + 1], left, side="right") - 1)
             texts += 1
     refs = refs[:n]
@@ -135,7 +139,7 @@ def _append(table, refs, spec, state, at, room):
         width = spec[c, WIDTH]
         state[c, _NULLS] += _valid_bytes(table, first, refs, state[c, _VALID] + at)
         if spec[c, KIND] == OF_FIXED:
-            gather_fixed(table, first + 1, width, refs, state[c, _DATA] + at * width)
+            gather_fixed(table, strides, first + 1, width, refs, state[c, _DATA] + at * width, width)
         elif spec[c, KIND] == OF_BITS:
             _bit_bytes(table, first + 1, refs, state[c, _DATA] + at)
         else:

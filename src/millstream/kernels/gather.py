@@ -1,7 +1,8 @@
 """Compiled loops that collect rows from many pages into one column.
 
 A reference is `page << 32 | row`; a negative reference stands for no row and gives NULL. `table[page, buffer]` is the
-address of a buffer; address 0 for a validity buffer means that no value is NULL.
+address of a buffer; address 0 for a validity buffer means that no value is NULL. `strides[page]` are the bytes from a
+value to that of the next row, 0 where the values of a column lie side by side.
 """
 
 from __future__ import annotations
@@ -62,67 +63,72 @@ def gather_bits(table, buffer, refs, out):
 
 
 @njit(inline="always")
-def _prefetch_value(table, buffer, width, ref):
+def value_at(table, strides, buffer, width, ref):
+    """Address of a value of `width` bytes."""
+    page = ref >> 32
+    stride = strides[page]
+    return table[page, buffer] + (stride if stride else width) * (ref & ROW_MASK)
+
+
+@njit(inline="always")
+def _prefetch_value(table, strides, buffer, width, ref):
     if ref >= 0:
-        prefetch(table[ref >> 32, buffer] + width * (ref & ROW_MASK))
+        prefetch(value_at(table, strides, buffer, width, ref))
 
 
 @njit(cache=True, nogil=True)
-def gather_fixed(table, buffer, width, refs, out):
-    """Collect values of `width` bytes to the address `out`, which holds zeros where there is no row."""
+def gather_fixed(table, strides, buffer, width, refs, out, step):
+    """Collect values of `width` bytes, `step` bytes apart from the address `out` on; zeros where there is no row."""
     n = refs.shape[0]
     if width == 8:
         for i in range(n):
-            _prefetch_value(table, buffer, 8, refs[min(i + AHEAD, n - 1)])
+            _prefetch_value(table, strides, buffer, 8, refs[min(i + AHEAD, n - 1)])
             ref = refs[i]
-            store_i64(out + 8 * i, load_i64(table[ref >> 32, buffer] + 8 * (ref & ROW_MASK)) if ref >= 0 else 0)
+            store_i64(out + step * i, load_i64(value_at(table, strides, buffer, 8, ref)) if ref >= 0 else 0)
     elif width == 4:
         for i in range(n):
-            _prefetch_value(table, buffer, 4, refs[min(i + AHEAD, n - 1)])
+            _prefetch_value(table, strides, buffer, 4, refs[min(i + AHEAD, n - 1)])
             ref = refs[i]
-            store_i32(out + 4 * i, load_i32(table[ref >> 32, buffer] + 4 * (ref & ROW_MASK)) if ref >= 0 else 0)
+            store_i32(out + step * i, load_i32(value_at(table, strides, buffer, 4, ref)) if ref >= 0 else 0)
     elif width == 16:
         for i in range(n):
-            _prefetch_value(table, buffer, 16, refs[min(i + AHEAD, n - 1)])
+            _prefetch_value(table, strides, buffer, 16, refs[min(i + AHEAD, n - 1)])
             ref = refs[i]
             if ref >= 0:
-                at = table[ref >> 32, buffer] + 16 * (ref & ROW_MASK)
-                store_i64(out + 16 * i, load_i64(at))
-                store_i64(out + 16 * i + 8, load_i64(at + 8))
+                copy_16(out + step * i, value_at(table, strides, buffer, 16, ref))
             else:
-                store_i64(out + 16 * i, 0)
-                store_i64(out + 16 * i + 8, 0)
+                store_i64(out + step * i, 0)
+                store_i64(out + step * i + 8, 0)
     elif width == 2:
         for i in range(n):
             ref = refs[i]
-            store_i16(out + 2 * i, load_i16(table[ref >> 32, buffer] + 2 * (ref & ROW_MASK)) if ref >= 0 else 0)
+            store_i16(out + step * i, load_i16(value_at(table, strides, buffer, 2, ref)) if ref >= 0 else 0)
     elif width == 1:
         for i in range(n):
             ref = refs[i]
-            store_u8(out + i, load_u8(table[ref >> 32, buffer] + (ref & ROW_MASK)) if ref >= 0 else 0)
+            store_u8(out + step * i, load_u8(value_at(table, strides, buffer, 1, ref)) if ref >= 0 else 0)
     else:
         for i in range(n):
             ref = refs[i]
             if ref >= 0:
-                copy_bytes(out + width * i, table[ref >> 32, buffer] + width * (ref & ROW_MASK), width)
+                copy_bytes(out + step * i, value_at(table, strides, buffer, width, ref), width)
             else:
                 for j in range(width):
-                    store_u8(out + width * i + j, 0)
+                    store_u8(out + step * i + j, 0)
 
 
 @njit(cache=True, nogil=True)
-def gather_lengths(table, buffer, width, refs, starts, ends):
+def gather_lengths(table, strides, buffer, width, refs, starts, ends):
     """Offsets of values in their pages in `starts`, those of the collected values in `ends` (one more than rows, the
-    first 0); their sum.
+    first is given); the last one.
     """
-    total = 0
-    ends[0] = 0
+    total = ends[0]
     n = refs.shape[0]
     for i in range(n):
-        _prefetch_value(table, buffer, width, refs[min(i + AHEAD, n - 1)])
+        _prefetch_value(table, strides, buffer, width, refs[min(i + AHEAD, n - 1)])
         ref = refs[i]
         if ref >= 0:
-            at = table[ref >> 32, buffer] + width * (ref & ROW_MASK)
+            at = value_at(table, strides, buffer, width, ref)
             if width == 4:
                 starts[i] = load_i32(at)
                 total += load_i32(at + 4) - starts[i]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,12 @@ from numba import njit
 
 from ..errors import KeyTypeMismatch, UnsupportedType
 from . import hashing
-from .gather import ROW_MASK
+from .gather import ROW_MASK, value_at
 from .layout import Node
 from .memory import compare_bytes, load_f32, load_f64, load_i32, load_i64, load_u8
+
+if TYPE_CHECKING:
+    from .pages import PageTable
 
 _INTEGERS = {pa.int8(): hashing.INT8, pa.int16(): hashing.INT16, pa.int32(): hashing.INT32, pa.int64(): hashing.INT64}
 
@@ -192,9 +196,9 @@ def compare_kind(type_: pa.DataType) -> int:
 
 
 def keep_equal(
-    left: np.ndarray,
+    left: PageTable,
     left_node: Node,
-    right: np.ndarray,
+    right: PageTable,
     right_node: Node,
     left_refs: np.ndarray,
     right_refs: np.ndarray,
@@ -203,32 +207,40 @@ def keep_equal(
     equal = np.empty(len(left_refs), dtype=np.bool_)
     kind = compare_kind(right_node.type)
     width = right_node.width
-    _equal(kind, width, left, left_node.first + 1, right, right_node.first + 1, left_refs, right_refs, equal)
+    _equal(
+        kind, width, left.addresses, left.strides, left_node.first + 1, right.addresses, right.strides,
+        right_node.first + 1, left_refs, right_refs, equal,
+    )  # fmt: skip
     return equal
 
 
 @njit(inline="always")
-def _bounds(offsets, width, row):
+def _bounds(offset, width):
     if width == 4:
-        return np.int64(load_i32(offsets + 4 * row)), np.int64(load_i32(offsets + 4 * row + 4))
-    return load_i64(offsets + 8 * row), load_i64(offsets + 8 * row + 8)
+        return np.int64(load_i32(offset)), np.int64(load_i32(offset + 4))
+    return load_i64(offset), load_i64(offset + 8)
 
 
 @njit(cache=True, nogil=True)
-def _equal(kind, width, left, left_buffer, right, right_buffer, left_refs, right_refs, equal):
+def _equal(
+    kind, width, left, left_strides, left_buffer, right, right_strides, right_buffer, left_refs, right_refs, equal
+):
     for i in range(left_refs.shape[0]):
         a = left_refs[i]
         b = right_refs[i]
         if b < 0:
             equal[i] = False
             continue
-        x = left[a >> 32, left_buffer]
-        y = right[b >> 32, right_buffer]
-        p = a & ROW_MASK
-        q = b & ROW_MASK
+        if kind == hashing.BOOL:
+            x, y = left[a >> 32, left_buffer], right[b >> 32, right_buffer]
+            p, q = a & ROW_MASK, b & ROW_MASK
+            equal[i] = ((load_u8(x + (p >> 3)) >> (p & 7)) & 1) == ((load_u8(y + (q >> 3)) >> (q & 7)) & 1)
+            continue
+        x = value_at(left, left_strides, left_buffer, width, a)
+        y = value_at(right, right_strides, right_buffer, width, b)
         if kind == hashing.VARLEN:
-            x0, x1 = _bounds(x, width, p)
-            y0, y1 = _bounds(y, width, q)
+            x0, x1 = _bounds(x, width)
+            y0, y1 = _bounds(y, width)
             same = x1 - x0 == y1 - y0
             if same and x1 > x0:
                 same = (
@@ -237,14 +249,12 @@ def _equal(kind, width, left, left_buffer, right, right_buffer, left_refs, right
                 )
             equal[i] = same
         elif kind == hashing.FIXED_BYTES:
-            equal[i] = compare_bytes(x + width * p, y + width * q, width) == 0
-        elif kind == hashing.BOOL:
-            equal[i] = ((load_u8(x + (p >> 3)) >> (p & 7)) & 1) == ((load_u8(y + (q >> 3)) >> (q & 7)) & 1)
+            equal[i] = compare_bytes(x, y, width) == 0
         elif kind == hashing.DOUBLE:
-            u = load_f64(x + 8 * p)
-            v = load_f64(y + 8 * q)
+            u = load_f64(x)
+            v = load_f64(y)
             equal[i] = u == v or (u != u and v != v)
         else:
-            s = load_f32(x + 4 * p)
-            t = load_f32(y + 4 * q)
+            s = load_f32(x)
+            t = load_f32(y)
             equal[i] = s == t or (s != s and t != t)

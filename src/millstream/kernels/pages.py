@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from . import gather
-from .flat import FlatColumns, FlatGathering, flat
+from .flat import FlatColumns, FlatGathering, RowGathering, flat
 from .layout import BITS, FIXED, LIST, NULL, REPEAT, STRUCT, VARLEN, Layout, Node
 
 
@@ -40,12 +40,14 @@ class PageTable:
     """Pages of one layout, found by number.
 
     Invariants: 1. `addresses[p]` holds the buffer addresses of page p and `owners[p]` keeps those buffers alive.
-    2. A page number is used again only after `release`. 3. Not thread-safe.
+    2. `strides[p]` is 0 unless the page has the values of a row side by side (`flat.py`). 3. A page number is used
+    again only after `release`. 4. Not thread-safe.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.addresses = np.zeros((16, max(1, layout.buffers)), dtype=np.int64)
+        self.strides = np.zeros(len(self.addresses), dtype=np.int64)
         self.owners: list[object | None] = []
         self.free: list[int] = []
         self._flat: dict[tuple[int, ...], FlatColumns | None] = {}
@@ -58,12 +60,14 @@ class PageTable:
         if self.free:
             page = self.free.pop()
             self.owners[page] = owner
+            self.strides[page] = 0
             return page
         page = len(self.owners)
         if page == len(self.addresses):
             grown = np.zeros((2 * page, self.addresses.shape[1]), dtype=np.int64)
             grown[:page] = self.addresses
             self.addresses = grown
+            self.strides = np.append(self.strides, np.zeros(page, dtype=np.int64))
         self.owners.append(owner)
         return page
 
@@ -76,12 +80,13 @@ class PageTable:
             at = _write_addresses(node, column, row, at)
         return page
 
-    def keep(self, rows: Gathering) -> int:
+    def keep(self, rows: KeptRows) -> int:
         """Collect rows and make a page of them; columns that they do not have must not be asked for."""
         page = self.reserve(None)
         row = self.addresses[page]
         row[:] = 0
         self.owners[page] = rows.store(row)
+        self.strides[page] = rows.stride
         return page
 
     def fill(self, page: int, batch: pa.RecordBatch, columns: Sequence[int]) -> None:
@@ -95,15 +100,24 @@ class PageTable:
         self.free.append(page)
 
     def measure(self, refs: np.ndarray, columns: Sequence[int]) -> Gathering:
-        """Prepare to collect rows: how many bytes the result takes is known before it is allocated."""
+        """Prepare to collect rows as columns: how many bytes they take is known before they are allocated."""
+        found = self._flat_columns(columns)
+        if found is None:
+            return NestedGathering(self, refs, columns)
+        return FlatGathering(self.addresses, self.strides, refs, found)
+
+    def measure_page(self, refs: np.ndarray, columns: Sequence[int]) -> KeptRows:
+        """The same for rows that `keep` makes a page of."""
+        found = self._flat_columns(columns)
+        rows = RowGathering(self.addresses, self.strides, refs, found) if found is not None else None
+        return rows if rows is not None and rows.fits else NestedGathering(self, refs, columns)
+
+    def _flat_columns(self, columns: Sequence[int]) -> FlatColumns | None:
         wanted = tuple(columns)
         if wanted not in self._flat:
             nodes = [self.layout.columns[i] for i in wanted]
             self._flat[wanted] = FlatColumns(nodes) if flat(nodes) else None
-        found = self._flat[wanted]
-        if found is None:
-            return NestedGathering(self, refs, wanted)
-        return FlatGathering(self.addresses, refs, found)
+        return self._flat[wanted]
 
 
 def _write_addresses(node: Node, array: pa.Array, row: np.ndarray, at: int) -> int:
@@ -134,10 +148,13 @@ def _entry_fields(type_: pa.MapType) -> list[pa.Field]:
 
 
 class NestedGathering:
-    """The same as `FlatGathering`, for any columns, one after the other."""
+    """The same as `FlatGathering` and `RowGathering`, for any columns, one after the other."""
+
+    stride = 0
 
     def __init__(self, pages: PageTable, refs: np.ndarray, columns: Sequence[int]) -> None:
         self.table = pages.addresses
+        self.strides = pages.strides
         self.refs = refs
         self.nodes = [pages.layout.columns[i] for i in columns]
         self.nbytes = 0
@@ -180,7 +197,8 @@ class NestedGathering:
         """Where the values or items of rows lie in their pages, where they will lie, and how many there are."""
         n = len(refs)
         starts, ends = np.empty(n, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
-        total = gather.gather_lengths(self.table, node.first + 1, node.width, refs, starts, ends)
+        ends[0] = 0
+        total = gather.gather_lengths(self.table, self.strides, node.first + 1, node.width, refs, starts, ends)
         self.nbytes += starts.nbytes + ends.nbytes + (n + 1) * node.width
         self._passing += starts.nbytes + (ends.nbytes if node.width == 4 else (n + 1) * node.width)
         return starts, ends, total
@@ -205,7 +223,8 @@ class NestedGathering:
         bits = pa.py_buffer(validity) if nulls else None
         if node.kind == FIXED:
             data = np.empty(n * node.width, dtype=np.uint8)
-            gather.gather_fixed(self.table, node.first + 1, node.width, refs, data.ctypes.data)
+            width = node.width
+            gather.gather_fixed(self.table, self.strides, node.first + 1, width, refs, data.ctypes.data, width)
             return pa.Array.from_buffers(node.type, n, [bits, pa.py_buffer(data)], nulls)
         if node.kind == BITS:
             data = np.empty((n + 7) // 8, dtype=np.uint8)
@@ -233,3 +252,4 @@ def _offsets(ends: np.ndarray, width: int) -> pa.Buffer:
 
 
 Gathering = FlatGathering | NestedGathering
+KeptRows = RowGathering | NestedGathering

