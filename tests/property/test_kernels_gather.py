@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import UnsupportedType
-from millstream.kernels import segments
+from millstream.kernels import flat, segments
 from millstream.kernels.collector import Collector, collectable
 from millstream.kernels.layout import Layout
 from millstream.kernels.pages import PageTable, aligned
@@ -231,6 +231,47 @@ def test_pages_are_used_again() -> None:
 def test_types_without_a_plain_layout_are_refused(kind: pa.DataType) -> None:
     with pytest.raises(UnsupportedType, match="'odd'"):
         Layout.of(pa.schema([("fine", pa.int8()), ("odd", kind)]))
+
+
+def test_thousands_of_rows() -> None:
+    """More than are copied at a time, from pages of both kinds."""
+    rng, n = np.random.default_rng(1), 3000
+    texts = [None if i % 7 == 0 else f"name {i}" * (i % 5) for i in range(n)]
+    columns = {
+        "k": pa.array(range(n)),
+        "t": pa.array(texts),
+        "b": pa.array([None if i % 11 == 0 else i % 3 == 0 for i in range(n)]),
+        "l": pa.array(texts[::-1], pa.large_string()),
+        "d": pa.array([None if i % 5 == 0 else i for i in range(n)], pa.int32()).cast(pa.decimal128(12, 2)),
+        "u": pa.array([f"{i:x}" for i in range(n)]),
+    }
+    batch = pa.RecordBatch.from_pydict(columns)
+    pages = PageTable(Layout.of(batch.schema))
+    rows = rng.integers(0, n, 5000)
+    for page in (pages.add(batch), add_message(pages, batch)):
+        found = collect(pages, ((page << 32) + rows).tolist(), batch.schema)
+        assert found.equals(batch.take(pa.array(rows)))
+        kept = pages.keep(pages.measure_page((page << 32) + np.arange(n), range(6)))
+        assert collect(pages, ((kept << 32) + rows).tolist(), batch.schema).equals(found)
+
+
+def test_kept_rows_whose_texts_are_beyond_their_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept column by column, where the offsets of each column begin anew."""
+    batch = pa.RecordBatch.from_pydict({"k": [1, 2, 3], "a": ["x", None, "yy"], "b": ["", "zzz", "w"]})
+    pages = PageTable(Layout.of(batch.schema))
+    refs = np.array([2, 0, -1, 1]) + (pages.add(batch) << 32)
+    strides = []
+    for most in (7, 6):  # bytes of texts: there are seven
+        monkeypatch.setattr(flat, "MOST_TEXT", most)
+        page = pages.keep(pages.measure_page(refs, range(3)))
+        strides.append(int(pages.strides[page]))
+        found = pages.measure(np.arange(4) + (page << 32), range(3)).columns()
+        assert [column.to_pylist() for column in found] == [
+            [3, 1, None, 2],
+            ["yy", "x", None, None],
+            ["w", "", None, "zzz"],
+        ]
+    assert strides == [8 + 3 * 4, 0]
 
 
 # -- collected little by little ------------------------------------------------------------------------------------

@@ -138,6 +138,20 @@ class CacheTableMachine(RuleBasedStateMachine):
             if key in self.model:
                 self.model[key][2] += 1
 
+    @rule(keys=some_keys)
+    def probe_rows(self, keys: list[int]) -> None:
+        stream = longs(range(100, 100 + len(keys)))
+        hit, refs, rows, (missed, missed_keys) = self.table.probe_rows(longs(keys), stream)
+        found = [
+            (row, *self.model[key][:2]) for key, row in zip(keys, stream.tolist(), strict=True) if key in self.model
+        ]
+        assert list(zip(hit.tolist(), refs.tolist(), rows.tolist(), strict=True)) == found
+        rest = [(row, key) for key, row in zip(keys, stream.tolist(), strict=True) if key not in self.model]
+        assert list(zip(missed.tolist(), missed_keys.tolist(), strict=True)) == rest
+        for key in keys:
+            if key in self.model:
+                self.model[key][2] += 1
+
     @rule(keys=distinct_keys)
     def drop(self, keys: list[int]) -> None:
         keys = [key for key in keys if key in self.model]

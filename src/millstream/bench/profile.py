@@ -11,7 +11,7 @@ from typing import Any
 
 from ..joins import cache, locate, policy, waiting
 from ..kernels import cache_table, flat, keys, membership, pages, segments, stream_table
-from ..master import reader
+from ..master import reader, row_buffer
 
 _DISK, _LOOKUP = "disk", "look-up"  # what is read is checked and mapped in the same call
 _GATHER, _WAITING, _CACHE, _REST = "gather and output", "waiting rows", "cache upkeep", "rest"
@@ -30,8 +30,9 @@ TARGETS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     (_DISK, reader.DiskBuffer, ("start", "finish")),
     (_DISK, reader.SegmentReader, ("read",)),
     (_DISK, segments, ("map_segments",)),
+    (_DISK, row_buffer.RowBuffer, ("start", "finish")),
     (_LOOKUP, segments, ("find_keys", "group_pages")),
-    (_LOOKUP, cache_table.CacheTable, ("probe",)),
+    (_LOOKUP, cache_table.CacheTable, ("probe", "probe_rows")),
     (_LOOKUP, stream_table.StreamTable, ("count", "remove", "oldest")),
     (_LOOKUP, locate.SparseLocator, ("segments",)),
     (_LOOKUP, membership, ("test_keys",)),

@@ -34,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..kernels.cache_table import CacheTable
+from ..kernels.search import references
 from ..master import Master
 from .base import LEAST_SLICE, Operator
 from .cache import MasterCache, entry_bytes
@@ -99,18 +100,12 @@ class AutoJoin(Operator):
     # -- arrival -----------------------------------------------------------------------------------------------
 
     def _arrive(self, refs: np.ndarray, keys: np.ndarray) -> Iterator[pa.RecordBatch]:
-        first, rows = self.cache.probe(keys)
-        hit = rows >= 0
-        hits = int(hit.sum())
-        self.stats.cache_hits += hits
-        self.policy.note(len(keys), hits)
-        if hits == len(keys):
-            yield from self._resolve(refs, first, rows)
-            return
-        if hits:
-            yield from self._resolve(refs[hit], first[hit], rows[hit])
-        miss = ~hit
-        refs, keys = yield from self._without_absent(refs[miss], keys[miss])
+        hit, first, rows, missed = self.cache.table.probe_rows(keys, refs)
+        self.stats.cache_hits += len(hit)
+        self.policy.note(len(keys), len(hit))
+        if len(hit):
+            yield from self._resolve(hit, first, rows)
+        refs, keys = yield from self._without_absent(*missed)
         while len(refs):
             taken = self.waiting.add(refs, keys, self._waiting_limit())
             refs, keys = refs[taken:], keys[taken:]
@@ -156,13 +151,14 @@ class AutoJoin(Operator):
         self.stats.iterations += 1
         codes = np.concatenate([page.keys for page in pages])
         numbers = np.array([page.number for page in pages], dtype=np.int64)
-        begins = np.cumsum([0, *(len(page.keys) for page in pages)])
+        begins = np.cumsum([0, *(len(page.keys) for page in pages[:-1])], dtype=np.int64)
         order = np.argsort(codes)
         start = 0
         while start < len(order):
             stretch = order[start : start + self.stretch]
-            page = np.searchsorted(begins, stretch, side="right") - 1
-            yield from self._join(codes[stretch], (numbers[page] << 32) | (stretch - begins[page]))
+            refs = np.empty(len(stretch), dtype=np.int64)
+            references(stretch, begins, numbers, refs)
+            yield from self._join(codes[stretch], refs)
             start += len(stretch)
         self.waiting.release(pages)
 

@@ -73,6 +73,21 @@ class CacheTable:
         """Look keys up and count the hits: first row and number of rows of each, -1 for keys not cached."""
         return int(_probe(keys, refs, rows, self.slots, self._entries, self.key, self.ref, self.rows, self.hits))
 
+    def probe_rows(
+        self, keys: np.ndarray, stream: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+        """Look up the keys of stream rows and count the hits: rows whose keys are cached, with first row and number of
+        rows of each, and the other rows with their keys.
+        """
+        n = len(keys)
+        refs, rows = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int32)
+        found = self.probe(keys, refs, rows)
+        if found == n:
+            return stream, refs, rows, (stream[:0], keys[:0])
+        hit, missed, missed_keys = (np.empty(size, dtype=np.int64) for size in (found, n - found, n - found))
+        _part(keys, stream, refs, rows, hit, missed, missed_keys)
+        return hit, refs[:found], rows[:found], (missed, missed_keys)
+
     def insert(self, keys: np.ndarray, refs: np.ndarray, rows: np.ndarray, hits: np.ndarray) -> np.ndarray:
         """Add distinct keys that are not cached; the entry number of each. Requires `len(keys) <= room`."""
         assert len(keys) <= self.room
@@ -161,6 +176,19 @@ def _probe(keys, refs, rows, slots, entries, key, ref, row_count, hits):
                 refs[i] = -1
                 rows[i] = -1
     return found
+
+
+@njit(cache=True, nogil=True)
+def _part(keys, stream, refs, rows, hit, missed, missed_keys):
+    """Part stream rows by whether their keys were found; `refs` and `rows` move to the front."""
+    at = other = 0
+    for i in range(keys.shape[0]):
+        if rows[i] >= 0:
+            hit[at], refs[at], rows[at] = stream[i], refs[i], rows[i]
+            at += 1
+        else:
+            missed[other], missed_keys[other] = stream[i], keys[i]
+            other += 1
 
 
 @njit(cache=True, nogil=True)

@@ -72,7 +72,9 @@ class Collector:
         """How many of the first of some rows there is room for."""
         if not self._texts:
             return min(len(refs), self.capacity - self.rows)
-        return int(_fitting(self.pages.addresses, self.pages.strides, refs, self._spec, self._state, self.capacity - self.rows))
+        return int(
+            _fitting(self.pages.addresses, self.pages.strides, refs, self._spec, self._state, self.capacity - self.rows)
+        )
 
     def append(self, refs: np.ndarray) -> int:
         """Copy the first of some rows, as many as there is room for; how many."""

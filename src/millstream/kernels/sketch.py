@@ -6,6 +6,9 @@ import numpy as np
 from numba import njit, uint64
 
 from .hashing import hash_u64
+from .memory import prefetch
+
+AHEAD = 16  # keys whose counters are on their way to the processor
 
 
 class FrequencySketch:
@@ -37,7 +40,14 @@ class FrequencySketch:
 @njit(cache=True, nogil=True)
 def _add(keys, counts, counters, seen):
     mask = uint64(counters.shape[1] - 1)
-    for i in range(keys.shape[0]):
+    start, size, n = counters.ctypes.data, counters.shape[1], keys.shape[0]
+    for i in range(-AHEAD, n):
+        if i + AHEAD < n:
+            h = hash_u64(uint64(keys[i + AHEAD]), uint64(7))
+            prefetch(start + np.int64(h & mask))
+            prefetch(start + size + np.int64((h >> uint64(32)) & mask))
+        if i < 0:
+            continue
         h = hash_u64(uint64(keys[i]), uint64(7))
         a = h & mask
         b = (h >> uint64(32)) & mask

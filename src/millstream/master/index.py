@@ -11,6 +11,7 @@ import pyarrow as pa
 from ..errors import CorruptMaster, MasterNotFound
 from ..kernels.hashing import checksum
 from ..kernels.runs import MARKED, offset_of
+from ..kernels.search import last_not_above
 from .files import Store
 from .manifest import Part
 
@@ -44,7 +45,9 @@ class SegmentIndex:
 
     def segment_of(self, keys: np.ndarray) -> np.ndarray:
         """The only segment that can hold each key, -1 for keys before the first one."""
-        return np.searchsorted(self.first_key, keys, side="right") - 1
+        positions = np.empty(len(keys), dtype=np.int64)
+        last_not_above(self.first_key, np.ascontiguousarray(keys, dtype=np.int64), positions)
+        return positions
 
     def places(self, wanted: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """File, offset and length of some segments, given by a number or an array of them."""
