@@ -128,6 +128,8 @@ class Session:
             self._say_end()
             self._listener.join(timeout=PATIENCE)
         self.cancel()
+        # a thread that is still inside gRPC when the interpreter ends would end the process with an abort
+        self._listener.join(timeout=1.0)
 
     def _await_answer(self) -> dict[str, Any]:
         with self._changed:
