@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from inspect import isfunction
 from typing import Any
 
-from ..joins import cache, locate, policy, waiting
-from ..kernels import cache_table, flat, keys, membership, pages, segments, stream_table
+from ..joins import cache, locate, policy, sweep, waiting
+from ..kernels import cache_table, collector, flat, keys, membership, pages, segments, stream_table
 from ..master import reader, row_buffer
 
 _DISK, _LOOKUP = "disk", "look-up"  # what is read is checked and mapped in the same call
@@ -39,7 +39,9 @@ TARGETS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     (_LOOKUP, keys.KeyCodec, ("codes",)),
     (_GATHER, pages.NestedGathering, ("__init__", "columns")),
     (_GATHER, flat.FlatGathering, ("__init__", "columns")),
+    (_GATHER, collector.Collector, _methods(collector.Collector)),
     (_WAITING, waiting.WaitingRows, _methods(waiting.WaitingRows)),
+    (_WAITING, sweep.SweptRows, _methods(sweep.SweptRows)),
     (_CACHE, cache.MasterCache, _methods(cache.MasterCache, but=("probe",))),
     (_CACHE, policy.CachePolicy, _methods(policy.CachePolicy)),
 )
