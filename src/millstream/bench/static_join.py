@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from ..master import Master
 from ..spark.build import build_master
@@ -27,21 +28,26 @@ GROWTH = 1.3
 
 @dataclass(frozen=True)
 class Effort:
-    """How many micro-batches run; the first `skipped` of each query warm up."""
+    """How many micro-batches run, for each size of R; the first `skipped` of each query do not count.
 
-    warm_up_batches: int = 20
-    warm_up_rows: int = 200_000
-    ours: int = 30
+    Ours run by turns over the sizes: `warm_up_parts` of the stream that warm them up, then `rounds` that are measured.
+    """
+
+    warm_up_parts: int = 4
+    warm_up_batches: int = 5
+    warm_up_rows: int = 1_000_000
+    rounds: int = 5
+    ours: int = 12
     theirs: int = 4
     skipped: int = 1
 
 
-QUICK = Effort(warm_up_batches=4, warm_up_rows=100_000, ours=8, theirs=3)
+QUICK = Effort(warm_up_parts=1, warm_up_batches=4, warm_up_rows=100_000, rounds=2, ours=6, theirs=3)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Seconds in addBatch of each micro-batch, ours and Spark's; `equal` says whether both gave the same rows."""
+    """Seconds in addBatch of each micro-batch that counts, ours and Spark's; `equal`: both gave the same rows."""
 
     rows: int
     how: str
@@ -67,36 +73,71 @@ def string_master(spark: SparkSession, data: Data, rows: int) -> Master:
     return Master.open(path)
 
 
-def compare(spark: SparkSession, data: Data, rows: int, how: str, effort: Effort) -> Compared:
-    """Join the same micro-batches both ways."""
-    master = string_master(spark, data, rows)
-    table = spark.read.parquet(str(data.products(rows, key="string")))
-    workload = Workload(keys=rows, key="string")
-    many, size = effort.warm_up_batches, effort.warm_up_rows
-    warm_up = data.sales(workload, batches=many, batch_rows=size, files=FILES)
-    sales = data.sales(workload, batches=effort.ours, batch_rows=BATCH_ROWS, files=FILES, skip=many * size)
+@dataclass(frozen=True)
+class _Size:
+    """One size of R: both joins over parts of the same stream."""
 
-    def stream(folder: Any) -> DataFrame:
-        return file_stream(spark, folder, files=FILES)
+    spark: SparkSession
+    data: Data
+    rows: int
+    how: str
+    effort: Effort
 
-    def ours(folder: Any) -> DataFrame:
-        return watched(join(stream(folder), master, "product_id", how=how, memory=MEMORY))
+    def sales(self, part: int) -> Path:
+        """A part of the stream: first those of the warm-up, then the rounds that are measured."""
+        effort = self.effort
+        workload = Workload(keys=self.rows, key="string")
+        many, size = effort.warm_up_batches, effort.warm_up_rows
+        if part < effort.warm_up_parts:
+            return self.data.sales(workload, batches=many, batch_rows=size, files=FILES, skip=part * many * size)
+        begin = effort.warm_up_parts * many * size + (part - effort.warm_up_parts) * effort.ours * BATCH_ROWS
+        return self.data.sales(workload, batches=effort.ours, batch_rows=BATCH_ROWS, files=FILES, skip=begin)
 
-    data.say(f"R = {rows:,}, {how}: ms.join")
-    run_batches(ours(warm_up))
-    mine = run_batches(ours(sales))
-    data.say(f"R = {rows:,}, {how}: Spark's own join")
-    other = run_batches(watched(stream(sales).join(table, "product_id", how)), limit=effort.theirs)
-    return Compared(
-        rows=rows,
-        how=how,
-        ours=[batch.seconds for batch in mine],
-        theirs=[batch.seconds for batch in other],
-        median_ours=median_seconds(mine[effort.skipped :]),
-        median_theirs=median_seconds(other[effort.skipped :]),
-        equal=_equal(mine, other),
-        counters=mine[-1].counters,
-    )
+    def ours(self, part: int) -> list[Batch]:
+        master = string_master(self.spark, self.data, self.rows)
+        stream = file_stream(self.spark, self.sales(part), files=FILES)
+        return run_batches(watched(join(stream, master, "product_id", how=self.how, memory=MEMORY)))
+
+    def theirs(self, part: int) -> list[Batch]:
+        table = self.spark.read.parquet(str(self.data.products(self.rows, key="string")))
+        stream = file_stream(self.spark, self.sales(part), files=FILES)
+        return run_batches(watched(stream.join(table, "product_id", self.how)), limit=self.effort.theirs)
+
+
+def compare(spark: SparkSession, data: Data, sizes: Sequence[int], how: str, effort: Effort) -> list[Compared]:
+    """Join the same micro-batches both ways, for each size of R."""
+    todo = [_Size(spark, data, rows, how, effort) for rows in sizes]
+    for size in todo:
+        string_master(spark, data, size.rows)
+        for part in range(effort.warm_up_parts + effort.rounds):
+            size.sales(part)
+    for part in range(effort.warm_up_parts):  # in parts: a worker that has nothing to do for a minute goes
+        data.say(f"{how}: warm-up {part + 1} of {effort.warm_up_parts}")
+        for size in todo:
+            size.ours(part)
+    mine: dict[int, list[list[Batch]]] = {size.rows: [] for size in todo}
+    for round_ in range(effort.rounds):
+        data.say(f"{how}: ms.join, round {round_ + 1} of {effort.rounds}")
+        for size in todo:
+            mine[size.rows].append(size.ours(effort.warm_up_parts + round_))
+    results = []
+    for size in todo:
+        data.say(f"R = {size.rows:,}, {how}: Spark's own join")
+        other, rounds = size.theirs(effort.warm_up_parts), mine[size.rows]
+        counted = [batch for one in rounds for batch in one[effort.skipped :]]
+        results.append(
+            Compared(
+                rows=size.rows,
+                how=how,
+                ours=[batch.seconds for batch in counted],
+                theirs=[batch.seconds for batch in other],
+                median_ours=median_seconds(counted),
+                median_theirs=median_seconds(other[effort.skipped :]),
+                equal=_equal(rounds[0], other),
+                counters=counted[-1].counters,
+            )
+        )
+    return results
 
 
 def _equal(ours: Sequence[Batch], theirs: Sequence[Batch]) -> bool:
@@ -143,8 +184,9 @@ def table(results: Sequence[Compared]) -> Table:
     ]
     note = (
         f"Median seconds in `addBatch` for micro-batches of {BATCH_ROWS:,} rows in two Parquet files, string key, "
-        f"Zipf 1. Ours with memory {MEMORY} for a task, warmed up with earlier rows of the stream; Spark's own join "
-        "over Parquet, AQE on, its default settings otherwise. Both have the page cache of the machine."
+        f"Zipf 1. Ours with memory {MEMORY} for a task, warmed up with earlier rows of the stream, by turns over the "
+        "sizes; Spark's own join over Parquet, AQE on, its default settings otherwise. Both have the page cache of the "
+        "machine."
     )
     head = ("R", "ms.join", "Spark's own join", "speed-up", "cache hits", "disk reads")
     return Table("Time per micro-batch over the size of R", head, rows, note)

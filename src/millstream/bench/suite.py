@@ -150,9 +150,9 @@ def _identity(suite: Suite) -> tuple[Section, Plots]:
 def _spark(suite: Suite) -> tuple[Section, Plots]:
     effort = static_join.QUICK if suite.quick else static_join.Effort()
     compared = []
-    for rows in suite.sizes:
+    for how in static_join.HOWS:
         with suite.spark() as spark:
-            compared += [static_join.compare(spark, suite.data, rows, how, effort) for how in static_join.HOWS]
+            compared += static_join.compare(spark, suite.data, suite.sizes, how, effort)
     section = Section(
         name="spark",
         title="Against Spark's own join",

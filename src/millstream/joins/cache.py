@@ -194,21 +194,30 @@ class MasterCache:
     def repack(self, small: int = 8 * PAGE_OVERHEAD) -> None:
         """Rewrite the pages of which a quarter or more is gone, and small ones, several into one."""
         kept: deque[_Page] = deque()
-        sparse: list[_Page] = []
+        sparse: list[tuple[_Page, np.ndarray, float]] = []
         while self.order:
             page = self.order.popleft()
-            gone = 1 - len(self.live(page)) / max(1, len(page.entries))
-            (sparse if gone >= 0.25 or page.size < min(small, MERGED // 2) else kept).append(page)
+            live = self.live(page)
+            share = len(live) / max(1, len(page.entries))
+            if share <= 0.75 or page.size < min(small, MERGED // 2):
+                sparse.append((page, live, share * page.size))
+            else:
+                kept.append(page)
         self.order = kept
         while sparse:
             group: list[_Page] = []
-            size = 0
-            while sparse and (not group or size + sparse[0].size <= min(MERGED, self.ledger.free // 2)):
-                group.append(sparse.pop(0))
-                size += group[-1].size
-            entries = np.concatenate([self.live(page) for page in group])
-            if len(entries):
-                self._move(entries)
+            entries: list[np.ndarray] = []
+            size, most = 0.0, min(MERGED, self.ledger.free // 2)
+            while sparse and (not group or size + sparse[0][2] <= most):
+                page, live, bytes_ = sparse.pop(0)
+                group.append(page)
+                entries.append(live)
+                size += bytes_
+            if size > most:
+                self.order.extend(group)  # there is no room to move its rows: they stay where they are
+                continue
+            if size:
+                self._move(np.concatenate(entries))
             for page in group:
                 self._discard(page)
         self._packed = len(self.order)

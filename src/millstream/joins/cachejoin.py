@@ -52,9 +52,8 @@ class CacheJoin(HybridJoin):
         self.page_limit = max(0, self.cache_limit - self.ledger.components["master cache"])
         self._probes = 0
 
-    def _page_limit(self) -> int:
-        kept = self._reserved + max(0, self.page_limit - self.cache.bytes)
-        return self.waiting.bytes + max(0, self.ledger.free - kept)
+    def _kept_back(self) -> int:
+        return self._reserved + max(0, self.page_limit - self.cache.bytes)
 
     def _probe_memory(self, refs: np.ndarray, keys: np.ndarray) -> Remaining:
         first, rows = self.cache.probe(keys)
@@ -77,7 +76,8 @@ class CacheJoin(HybridJoin):
 
     def _tidy(self) -> None:
         """An iteration switches few rows, each time to a page of their own: move them together now and then."""
-        if len(self.cache.order) > 32 and 6 * PAGE_OVERHEAD * len(self.cache.order) > self.cache.bytes:
+        many = min(32, max(4, self.ledger.budget // (32 * PAGE_OVERHEAD)))
+        if len(self.cache.order) > many and 6 * PAGE_OVERHEAD * len(self.cache.order) > self.cache.bytes:
             self.cache.repack(small=SMALL_PAGES)
 
     def _switch(self, keys: np.ndarray, first: np.ndarray, counts: np.ndarray, waiting: np.ndarray) -> None:

@@ -38,6 +38,7 @@ DISK_BUFFER = 4 << 20
 LEAST_WAITING = 64
 LEAST_WAITING_BYTES = 32 * 1024
 MOVING = 64  # a 64th of the memory of waiting rows is kept free: without any, pages that are nearly empty stay
+LEAST_MOVING = 16 * 1024
 FEW = 4  # keys for less than a fourth of the segments are few: a partition then serves less than reading it costs
 REFILL = 32  # refill when a 32nd of H_S is free: pages stay large and H_S nearly full
 
@@ -106,10 +107,17 @@ class HybridJoin(Operator):
         return refs, keys
 
     def _page_limit(self) -> int:
-        """Bytes that the waiting rows themselves may take now; a part stays free to move them together in."""
-        free = max(0, self.ledger.free - self._reserved)
-        moving = (self.waiting.bytes + free) // MOVING if len(self.waiting) else 0
-        return self.waiting.bytes + max(0, free - moving)
+        """Bytes that the waiting rows themselves may take now."""
+        return self.waiting.bytes + max(0, self.ledger.free - self._kept_back() - self._moving())
+
+    def _kept_back(self) -> int:
+        """Bytes that are free but not for waiting rows."""
+        return self._reserved
+
+    def _moving(self) -> int:
+        """Bytes that stay free to move waiting rows together in."""
+        room = self.waiting.bytes + max(0, self.ledger.free - self._kept_back())
+        return max(room // MOVING, min(LEAST_MOVING, room // 8)) if len(self.waiting) else 0
 
     def _make_room(self, size: int) -> bool:
         """Let no more rows in until that many bytes are free, if the rows are not left without room by that."""

@@ -9,6 +9,7 @@ from ..kernels.stream_table import StreamTable
 from .ledger import Ledger
 
 PAGE_OVERHEAD = 2048  # Python and numpy objects of a small page
+MANY = 256  # rows that show what a row takes: a page of few has its own bytes
 SLACK = 1.5  # bytes of pages for each byte of rows, so that pages can empty before their rows are moved together
 
 
@@ -44,7 +45,7 @@ class WaitingRows:
                 return 0
             rows = min(rows, rows_by_bytes)
             plan = self.stream.measure_page(refs[:rows], self.columns)
-            self.row_bytes = max(8.0, plan.retained / rows)
+            self.row_bytes += (max(8.0, plan.retained / rows) - self.row_bytes) * min(1.0, rows / MANY)
             if self.bytes + plan.nbytes + PAGE_OVERHEAD <= limit and plan.nbytes + PAGE_OVERHEAD <= self.ledger.free:
                 page = self._page(plan)
                 self.places[page] = self.table.insert(keys[:rows], np.arange(rows, dtype=np.int64) + (page << 32))

@@ -283,7 +283,8 @@ class MoijModel(CacheModel):
         cached = np.zeros(len(setting.popularity.share))
         age = age_of_oldest(partitions, rows)
         for _ in range(12):
-            cached = 0.5 * cached + 0.5 * self._kept(age, rows, least, partitions)
+            period = rows / max(1e-6, 1 - setting.popularity.served_by(cached))
+            cached = 0.5 * cached + 0.5 * self._kept(age, period, least, partitions)
             partitions = self._partitions(disk_buffer, 1 - cached)
             before, age = age, age_of_oldest(partitions, rows)
             if abs(age - before) < 0.005 * age:
@@ -298,17 +299,18 @@ class MoijModel(CacheModel):
         found.seconds["c_I"] = setting.factors.steps["moij switch"](waited, places)
         return found
 
-    def _kept(self, age: float, rows: float, least: int, partitions: Partitions) -> Floats:
+    def _kept(self, age: float, period: float, least: int, partitions: Partitions) -> Floats:
         """The probability that each key is cached: how often the inequality lets it in, and how long it then stays.
 
         A key comes in when `least` of its tuples wait as its partition is read, once in T arrivals; it is looked at
-        once in h_S arrivals and goes when it had fewer hits than that since the last look.
+        once in a period of so many arrivals, which bring h_S misses, and goes when it had fewer hits than that since
+        the last look.
         """
         share = self.setting.popularity.share
         turn = age + 1 / max(1e-15, float(np.average(partitions.share, weights=partitions.number)))
         let_in = 1 - fewer(share * turn, least)
-        goes = np.maximum(1e-12, fewer(share * rows, least))
-        stay = rows * (0.5 + 1 / goes)
+        goes = np.maximum(1e-12, fewer(share * period, least))
+        stay = period * (0.5 + 1 / goes)
         away = turn / np.maximum(1e-12, let_in)
         return stay / (stay + away)
 
