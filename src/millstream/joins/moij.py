@@ -23,9 +23,11 @@ is then estimated from those that did.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 from .cachejoin import CacheJoin
 from .waiting import SLACK
@@ -67,8 +69,6 @@ class Moij(CacheJoin):
             self._tidy()
         if self.stats.iterations % EVICTION == 0:
             self._evict()
-        if not len(self.waiting):
-            self._held = 0
         self.stats.cached_rows = self.cache.cached_rows
         self.stats.evicted_rows = self.cache.evicted
 
@@ -80,6 +80,10 @@ class Moij(CacheJoin):
             self.waiting.compact()
         limit = self.cache.bytes + max(0, self.ledger.free - self._moving())
         self.cache.admit(keys, first, counts, waiting, limit)
+
+    def _drain(self) -> Iterator[pa.RecordBatch]:
+        yield from super()._drain()
+        self._held = 0
 
     def _evict(self) -> None:
         """The eviction process, once a queue's length of rows has missed the cache since the hits were last reset."""
