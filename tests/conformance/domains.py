@@ -126,6 +126,7 @@ def _domains() -> dict[str, Domain]:
         "date": dates,
         "timestamp": _timestamps("UTC"),
         "timestamp_ntz": _timestamps(None),
+        "interval": _numbers(pa.int64(), 2**40).cast(pa.duration("us")),
         "decimal(10,2)": _decimals(10, 2),
         "decimal(38,6)": _decimals(38, 6),
         "double": _doubles(),

@@ -22,6 +22,7 @@ def spark() -> Iterator[SparkSession]:
             "spark.sql.shuffle.partitions": 2,
             "spark.default.parallelism": 2,
             "spark.sql.session.timeZone": "Europe/Berlin",
+            "spark.sql.timeType.enabled": True,
             "spark.sql.warehouse.dir": "/tmp/millstream-tests-warehouse",
         },
     )

@@ -9,6 +9,8 @@ KEYS: dict[str, list[str]] = {
     "date": ["date_add(date'1969-06-01', cast(id as int))"],
     "timestamp": ["timestamp_micros(id * 86399999999 - 12345678901234)"],
     "timestamp_ntz": ["cast(timestamp_micros(id * 86399999999 - 12345678901234) as timestamp_ntz)"],
+    "time": ["make_time(cast(id % 24 as int), cast(id * 7 % 60 as int), id / 1000)"],
+    "interval": ["make_dt_interval(id - 200, cast(id % 24 as int), 59, id / 7000000)"],
     "decimal": ["cast((id - 200) / 4 as decimal(12,3))"],
     "long decimal": ["cast((id - 200) as decimal(38,10)) * cast(12345678901234567 as decimal(17,0))"],
     "binary": ["unhex(concat(repeat('00', cast(id % 5 as int)), hex(id)))"],

@@ -38,6 +38,8 @@ def _hash_kind(type_: pa.DataType) -> int | None:
         return hashing.INT32
     if pt.is_timestamp(type_):
         return hashing.INT64 if type_.unit == "us" else None
+    if type_ in (pa.time64("ns"), pa.duration("us")):  # what Spark makes of TIME and INTERVAL DAY TO SECOND
+        return hashing.INT64
     if pt.is_float32(type_):
         return hashing.FLOAT
     if pt.is_float64(type_):
@@ -139,7 +141,7 @@ class KeyCodec:
             if _hash_kind(type_) is None:
                 raise UnsupportedType(
                     f"column {name!r} of type {type_} cannot be a key; use integers, strings, binary, dates, "
-                    "timestamps in microseconds, decimals, floats or booleans"
+                    "times, timestamps and intervals as Spark has them, decimals, floats or booleans"
                 )
         return cls(tuple(key), types)
 
