@@ -30,6 +30,12 @@ TABLE = pa.table(
     }
 )
 STREAM = pa.table({"id": np.arange(0, ROWS, 3), "quantity": pa.array(np.arange(0, ROWS, 3), pa.int32())})
+ODD = (
+    pa.array([[1], [2, 3]], pa.list_view(pa.int8())),
+    pa.RunEndEncodedArray.from_arrays([1, 2], pa.array(["a", "b"])),
+    pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([1, 2])]),
+    pa.array([b"0123456789abcdef"] * 2, pa.uuid()),
+)
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +207,14 @@ class TestColumns:
     def test_stream_column_twice(self, how: str, master: Master) -> None:
         stream = pa.schema([("id", pa.int64()), ("x", pa.int64()), ("x", pa.string())])
         both_ways(errors.InputError, "x", master=master, stream=stream, on="id", how=how)
+
+    @pytest.mark.parametrize("odd", ODD, ids=lambda odd: str(odd.type))
+    def test_column_without_a_plain_layout(self, odd: pa.Array, master: Master, path: Path) -> None:
+        operator = joins.create("auto", master, on="id", memory="4MB")
+        with refused(errors.UnsupportedType, "'odd'", str(odd.type)):
+            list(operator.process(pa.RecordBatch.from_pydict({"id": range(len(odd)), "odd": odd})))
+        with refused(errors.UnsupportedType, "'odd'", str(odd.type), path=path):
+            build_local(pa.table({"id": range(len(odd)), "odd": odd}), path, key="id")
 
     @every_algorithm
     def test_stream_that_changes_its_schema(self, algorithm: str, master: Master) -> None:

@@ -107,8 +107,6 @@ def plain(type_: pa.DataType) -> pa.DataType:
     """The plain type that holds the same values: views and dictionaries become strings, binaries and values."""
     if pt.is_dictionary(type_):
         return plain(type_.value_type)
-    if pt.is_run_end_encoded(type_):
-        return plain(type_.value_type)
     if pt.is_string_view(type_):
         return pa.string()
     if pt.is_binary_view(type_):
