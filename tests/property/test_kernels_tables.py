@@ -81,6 +81,11 @@ class StreamTableMachine(RuleBasedStateMachine):
         for key in keys:
             self.left |= self.model.pop(key, {}).keys()
 
+    @rule(more=st.integers(1, 60))
+    def grow(self, more: int) -> None:
+        self.capacity += more
+        self.table.grow(self.capacity)
+
     @precondition(lambda self: self.model)
     @rule(limit=st.integers(1, 10))
     def remove_oldest(self, limit: int) -> None:

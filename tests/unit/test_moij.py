@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,23 @@ def test_a_flat_stream_leaves_the_memory_to_waiting_rows(master: Master) -> None
     batches = list(Workload(keys=KEYS, exponent=0.0).stream(300_000, batch_rows=2_000))
     assert hits_of_last(operator, batches, drained=False) < 0.02
     assert operator.cache.bytes < 0.05 * operator.waiting.bytes
+    other = joins.create("hybridjoin", master, on="product_id", memory="700kB")
+    for _ in other.process(batches[0]):
+        pass
+    assert operator.waiting.table.capacity > 0.85 * other.waiting.table.capacity
+
+
+def test_the_table_of_the_cache_grows_with_it(master: Master) -> None:
+    """Rows of R that are hardly larger than those of the stream are worth caching in great number."""
+    keys = Workload(keys=KEYS).master_table().select(["product_id"])
+    with tempfile.TemporaryDirectory() as folder:
+        narrow = build_local(keys, Path(folder) / "master", key="product_id", segment_bytes=4096)
+        operator = moij(narrow, "700kB")
+        batches = list(Workload(keys=KEYS).stream(600_000, batch_rows=2_000))
+        first = None
+        for batch in batches:
+            for _ in operator.process(batch):
+                pass
+            first = first or operator.cache.table.capacity
+        assert operator.cache.table.capacity > 1.3 * first
+        assert operator.stats.memory_peak <= operator.ledger.budget

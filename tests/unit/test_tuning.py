@@ -183,6 +183,9 @@ def test_the_model_has_as_many_waiting_rows_as_the_operator(
     algorithm: str, master: Master, factors: tuning.Factors
 ) -> None:
     operator = _started(algorithm, master, 5_000_000, disk_buffer=120_000)
+    for batch in itertools.islice(SampleStream(master).batches(0.0, rows=4_000), 100):
+        for _ in operator.process(batch):  # MOIJ's H_S grows meanwhile
+            pass
     seen: list[float] = []
     model = tuning.model_of(algorithm, master, factors)
     original = type(model)._waiting
@@ -197,7 +200,8 @@ def test_the_model_has_as_many_waiting_rows_as_the_operator(
         model.iteration(5_000_000, 120_000)
     finally:
         type(model)._waiting = original  # type: ignore[method-assign]
-    assert seen[-1] == pytest.approx(operator.waiting.table.capacity, rel=0.01)
+    grows = algorithm == "moij"  # by the bytes that rows really have
+    assert seen[-1] == pytest.approx(operator.waiting.table.capacity, rel=0.1 if grows else 0.01)
 
 
 # -- plans ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import statistics
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -36,16 +38,25 @@ class Growth:
     rows: int
 
 
-def run(spark: SparkSession, data: Data, rows: int, sales_rows: int) -> list[Growth]:
-    """Join with each algorithm in workers of its own that have joined with a tiny master before."""
+def run(
+    session: Callable[[], AbstractContextManager[SparkSession]], data: Data, rows: int, sales_rows: int
+) -> list[Growth]:
+    """Join with each algorithm in workers of its own that have joined with a tiny master before.
+
+    Each has a session of its own: in one session the ninth join would be given the workers of the first one.
+    """
     path = data.folder / "master-two-sizes"
     shutil.rmtree(path, ignore_errors=True)
     try:
-        build_master(spark.read.parquet(str(data.products(1_000, key="string"))), path, "product_id")
-        build_master(spark.read.parquet(str(data.products(rows, key="string"))), path, "product_id")
+        with session() as spark:
+            for size in (1_000, rows):
+                build_master(spark.read.parquet(str(data.products(size, key="string"))), path, "product_id")
         sales = data.sales(Workload(keys=rows, key="string"), batches=1, batch_rows=sales_rows, files=FILES)
-        stream = spark.read.parquet(str(sales))
-        return [_measure(stream, str(path), algorithm, data) for algorithm in ALGORITHMS]
+        results = []
+        for algorithm in ALGORITHMS:
+            with session() as spark:
+                results.append(_measure(spark.read.parquet(str(sales)), str(path), algorithm, data))
+        return results
     finally:
         shutil.rmtree(path, ignore_errors=True)
 

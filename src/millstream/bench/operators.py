@@ -227,7 +227,9 @@ def checks(results: Results, races: Races, *, full: bool) -> list[Check]:
             if ratio < EQUAL:
                 behind.append(f"{workload} {budget:.0%}{name.removeprefix('auto')} ({ratio:.2f}x)")
     shown = f"behind on {', '.join(behind)}" if behind else f"{worst:.2f}x where it is closest"
-    found.append(Check("auto against the best of the others", shown, "not slower anywhere", not behind))
+    found.append(
+        Check("auto against the best of the others", shown, f"not slower anywhere ({EQUAL}x is equal)", not behind)
+    )
     order = [name for name in ORDER if name in names]
     wrong = [
         f"{slower} {rate(slower) / rate(faster):.2f}x {faster}"

@@ -175,8 +175,7 @@ def _build(suite: Suite) -> tuple[Section, Plots]:
 
 def _memory(suite: Suite) -> tuple[Section, Plots]:
     rows = min(suite.rows, 5_000_000)
-    with suite.spark() as spark:
-        results = memory.run(spark, suite.data, rows, 300_000 if suite.quick else 2_000_000)
+    results = memory.run(suite.spark, suite.data, rows, 300_000 if suite.quick else 2_000_000)
     return memory.section(results, rows=rows, command=suite.command), {}
 
 

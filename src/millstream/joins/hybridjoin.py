@@ -50,6 +50,7 @@ class HybridJoin(Operator):
     most_read: ClassVar[int] = DISK_BUFFER
     options: ClassVar[tuple[str, ...]] = ("disk_buffer",)
     waiting_share: ClassVar[float] = 0.95  # of the memory that is left after the disk buffer
+    first_share: ClassVar[int] = 1  # H_S begins with one part in so many of what it may have
 
     def __init__(self, master: Master, *, disk_buffer: int | str | None = None, **arguments: Any) -> None:
         super().__init__(master, **arguments)
@@ -75,6 +76,7 @@ class HybridJoin(Operator):
     def _start(self) -> None:
         self._make_memory()
         capacity = self.waiting_capacity(self.ledger.free, stream_row_bytes(self.stream.layout.schema))
+        capacity = max(LEAST_WAITING, capacity // self.first_share)
         self.waiting = WaitingRows(self.stream, self.ledger, capacity=capacity)
 
     @classmethod

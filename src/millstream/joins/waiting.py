@@ -53,6 +53,11 @@ class WaitingRows:
             rows //= 2
         return 0
 
+    def grow(self, capacity: int) -> None:
+        """Make the table larger; its rows stay where they are."""
+        self.ledger.add(self.component, StreamTable.bytes_for(capacity) - StreamTable.bytes_for(self.table.capacity))
+        self.table.grow(capacity)
+
     def _page(self, plan: KeptRows) -> int:
         self.ledger.add(self.component, plan.nbytes)
         page = self.stream.keep(plan)

@@ -29,8 +29,7 @@ class StreamTable:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        buckets = 1 << max(4, int(capacity).bit_length())
-        self._buckets = np.full(buckets, -1, dtype=np.int32)
+        self._buckets = np.full(_bucket_count(capacity), -1, dtype=np.int32)
         self._key = np.empty(capacity, dtype=np.int64)
         self._head = np.empty(capacity, dtype=np.int32)
         self._count = np.empty(capacity, dtype=np.int32)
@@ -39,13 +38,27 @@ class StreamTable:
         self._younger = np.empty(capacity, dtype=np.int32)
         self._ref = np.empty(capacity, dtype=np.int64)
         self._next = np.empty(capacity, dtype=np.int32)
-        self._state = np.zeros(6, dtype=np.int64)
-        _clear(self._chain, self._next, self._state)
+        self._state = np.array([-1, -1, -1, -1, 0, 0], dtype=np.int64)
+        _free(self._chain, self._state, _FREE_ENTRY, 0)
+        _free(self._next, self._state, _FREE_TUPLE, 0)
+
+    def grow(self, capacity: int) -> None:
+        """Make room for more tuples; those that wait keep their places."""
+        old = self.capacity
+        for array in self._arrays[1:-1]:
+            array.resize(capacity, refcheck=False)  # large arrays move without a copy
+        self.capacity = capacity
+        _free(self._chain, self._state, _FREE_ENTRY, old)
+        _free(self._next, self._state, _FREE_TUPLE, old)
+        if len(self._buckets) != _bucket_count(capacity):
+            del self._buckets
+            self._buckets = np.full(_bucket_count(capacity), -1, dtype=np.int32)
+            _fill_buckets(self._buckets, self._key, self._chain, self._younger, self._state)
 
     @staticmethod
     def bytes_for(capacity: int) -> int:
         """Memory that a table of this capacity takes."""
-        return capacity * (ENTRY_BYTES - 8 + TUPLE_BYTES) + 4 * (1 << max(4, int(capacity).bit_length())) + 1024
+        return capacity * (ENTRY_BYTES - 8 + TUPLE_BYTES) + 4 * _bucket_count(capacity) + 1024
 
     @property
     def tuples(self) -> int:
@@ -114,21 +127,26 @@ class StreamTable:
         self._ref[places] = refs
 
 
+def _bucket_count(capacity: int) -> int:
+    return 1 << max(4, int(capacity).bit_length())
+
+
 @njit(cache=True, nogil=True)
-def _clear(chain, following, state):
-    n = chain.shape[0]
-    for i in range(n):
-        chain[i] = i + 1
-        following[i] = i + 1
-    if n:
-        chain[n - 1] = -1
-        following[n - 1] = -1
-    state[_FREE_ENTRY] = 0 if n else -1
-    state[_FREE_TUPLE] = 0 if n else -1
-    state[_OLDEST] = -1
-    state[_YOUNGEST] = -1
-    state[_ENTRIES] = 0
-    state[_TUPLES] = 0
+def _free(following, state, which, start):
+    """Put the places from `start` on into a free list, the first one in front."""
+    for i in range(following.shape[0] - 1, start - 1, -1):
+        following[i] = state[which]
+        state[which] = i
+
+
+@njit(cache=True, nogil=True)
+def _fill_buckets(buckets, key, chain, younger, state):
+    entry = state[_OLDEST]
+    while entry >= 0:
+        bucket = _bucket(key[entry], buckets)
+        chain[entry] = buckets[bucket]
+        buckets[bucket] = entry
+        entry = younger[entry]
 
 
 @njit(inline="always")

@@ -147,6 +147,13 @@ class Memory:
         return cls._aligned(np.empty(size + PAGE, dtype=np.uint8), PAGE, size, size + PAGE)
 
     @classmethod
+    def mostly_huge(cls, size: int) -> Memory:
+        """In as many huge pages as it fills, the rest in ordinary ones: no more memory than these alone."""
+        nbytes = size + PAGE
+        whole = size // HUGE * HUGE
+        return cls._aligned(_huge_pages(whole, nbytes - whole), HUGE, size, nbytes) if whole else cls.of(size)
+
+    @classmethod
     def huge(cls, size: int, *, more: int = 0) -> Memory:
         """In huge pages, which take memory as a whole: a disk reads to them up to twice as fast. Behind the first
         `size` bytes are `more`, in what is left of these pages and in ordinary ones.

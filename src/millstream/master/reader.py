@@ -153,7 +153,7 @@ class DiskBuffer:
         self.reader = reader
         self.pages = pages
         self.size = -(-size // PAGE) * PAGE
-        self._memory = Memory.of(self.size)
+        self._memory = Memory.mostly_huge(self.size) if reader.direct else Memory.of(self.size)
         self._numbers = np.empty(0, dtype=np.int64)
         self._rows = np.empty((0, 0), dtype=np.int64)
         self._wanted = np.empty(0, dtype=np.int64)

@@ -274,27 +274,25 @@ class MoijModel(CacheModel):
         split = self._split(memory, disk_buffer)
         places = self._places(int(split.free * self.operator.cache_share))
         split.book("master cache", CacheTable.bytes_for(places))
-        rows, _ = self._waiting(split)
         statistics = setting.master.statistics
         per_key = max(1.0, statistics.rows_per_key)
         needed = per_key * statistics.average_row_bytes + entry_bytes(0.0, 1.0)
         least = math.floor(needed / (setting.stream_bytes + WAITING_ENTRY)) + 1
-        partitions = self._partitions(disk_buffer)
         cached = np.zeros(len(setting.popularity.share))
-        age = age_of_oldest(partitions, rows)
+        free, pages, age = split.free, 0, 0.0
         for _ in range(12):
-            period = rows / max(1e-6, 1 - setting.popularity.served_by(cached))
-            cached = 0.5 * cached + 0.5 * self._kept(age, period, least, partitions)
+            rows = self.operator.waiting_capacity(free - pages, setting.stream_bytes) * setting.factors.fill
             partitions = self._partitions(disk_buffer, 1 - cached)
             before, age = age, age_of_oldest(partitions, rows)
             if abs(age - before) < 0.005 * age:
                 break
+            period = rows / max(1e-6, 1 - setting.popularity.served_by(cached))
+            cached = 0.5 * cached + 0.5 * self._kept(age, period, least, partitions)
+            keys = min(float(places), float((cached * setting.popularity.number).sum()))
+            pages = int(min(0.75 * free, keys * per_key * setting.kept_bytes * self.page_waste))
+        split.book("master cache", pages)
         hits = setting.popularity.served_by(cached)
-        keys = float((cached * setting.popularity.number).sum())
         found = self._steady(split, disk_buffer, partitions, hits=hits, cached=float(places), waiting=1 - cached)
-        pages = int(min(found.memory["stream table"] * 0.5, keys * per_key * setting.kept_bytes * self.page_waste))
-        found.memory["master cache"] += pages
-        found.memory["stream table"] -= pages
         waited = found.tuples * (1 - hits)
         found.seconds["c_I"] = setting.factors.steps["moij switch"](waited, places)
         return found
