@@ -188,7 +188,7 @@ class _Drive:
         """Run until the operator works as it always will: it has had its time, and it is so full that it must read."""
         while self.seconds < seconds or (not self.operator.stats.disk_reads and self.seconds < LONGER * seconds):
             self._feed()
-        self._even()
+        self._even(self.seconds + LONGER * seconds)
 
     def run(self, seconds: float, clock: Clock | None = None) -> tuple[int, float, float | None]:
         """Run for some seconds of work; tuples that left, seconds of work, and the trend."""
@@ -204,14 +204,19 @@ class _Drive:
             return left, took, None
         return left, took, (left - middle[0]) / (took - middle[1]) / (middle[0] / middle[1])
 
-    def _even(self, latest: float = 0.0, clock: Clock | None = None) -> None:
-        """Let an operator that works in passes come to the end of one, or flush it if that takes too long."""
+    def _even(self, latest: float, clock: Clock | None = None) -> None:
+        """Let an operator that works in passes come to the end of one, or flush it if that takes too long.
+
+        Behind a pass about as many rows wait as behind the one before.
+        """
         if not self._leaves_all:
             return
         passes = self.operator.stats.iterations
-        while passes == self.operator.stats.iterations and self.held and self.seconds < latest:
+        while passes == self.operator.stats.iterations and self.held:
+            if self.seconds >= latest:
+                self._work(self.operator.flush(), clock)
+                return
             self._feed(clock)
-        self._work(self.operator.flush(), clock)
 
     def _feed(self, clock: Clock | None = None) -> None:
         batch = next(self.stream)
