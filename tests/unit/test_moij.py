@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -69,17 +68,14 @@ def test_a_flat_stream_leaves_the_memory_to_waiting_rows(master: Master) -> None
     assert operator.waiting.table.capacity > 0.85 * other.waiting.table.capacity
 
 
-def test_the_table_of_the_cache_grows_with_it(master: Master) -> None:
+def test_the_table_of_the_cache_grows_with_it(tmp_path: Path) -> None:
     """Rows of R that are hardly larger than those of the stream are worth caching in great number."""
     keys = Workload(keys=KEYS).master_table().select(["product_id"])
-    with tempfile.TemporaryDirectory() as folder:
-        narrow = build_local(keys, Path(folder) / "master", key="product_id", segment_bytes=4096)
-        operator = moij(narrow, "700kB")
-        batches = list(Workload(keys=KEYS).stream(600_000, batch_rows=2_000))
-        first = None
-        for batch in batches:
-            for _ in operator.process(batch):
-                pass
-            first = first or operator.cache.table.capacity
-        assert operator.cache.table.capacity > 1.3 * first
-        assert operator.stats.memory_peak <= operator.ledger.budget
+    operator = moij(build_local(keys, tmp_path / "master", key="product_id", segment_bytes=4096), "700kB")
+    first = 0
+    for batch in Workload(keys=KEYS).stream(600_000, batch_rows=2_000):
+        for _ in operator.process(batch):
+            pass
+        first = first or operator.cache.table.capacity
+    assert operator.cache.table.capacity > 1.3 * first
+    assert operator.stats.memory_peak <= operator.ledger.budget
